@@ -7,6 +7,7 @@ import base64
 import os
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -46,6 +47,8 @@ class Pool:
         self.export_faults: list[str] = []
         self.nbd_servers: list[Record] = []
         self.deaf: set[str] = set()
+        # Guests that are asked to shut down, and do not do so while they are in it.
+        self.takes_its_time: set[str] = set()
         # Cleared: what is done in the background waits.
         self.at_work = threading.Event()
         self.at_work.set()
@@ -239,15 +242,28 @@ class Pool:
             if kind.endswith(" ref") and (named := kind.removesuffix(" ref")) in self.tables and named != "session":
                 self.at(named, value)
 
+    def _waits_for_guest(self, doing: Record, task: str, vm: str) -> None:
+        """xapi waits for a guest that was asked to shut down, and asks it only once meanwhile."""
+        for other, operation in doing.items():
+            if operation == "clean_shutdown" and other != task:
+                raise Failure("OTHER_OPERATION_IN_PROGRESS", "VM", vm, operation, other)
+        record = self.at("VM", vm)
+        while record["uuid"] in self.takes_its_time and record["power_state"] == "Running":
+            time.sleep(0.02)
+
     def _background(self, session: str, message: model.Message, parameters: list[Any]) -> str:
         task = self.add("task", name_label=f"Async.{message.name}", status="pending", created=self._clock)
-        doing: Record = self.at("VM", parameters[0])["current_operations"] if message.name == "VM.snapshot" else {}
-        doing[task] = "snapshot"
+        operation = message.name.partition(".")[2]
+        shown = message.name in ("VM.snapshot", "VM.clean_shutdown")
+        doing: Record = self.at("VM", parameters[0])["current_operations"] if shown else {}
+        doing[task] = operation
 
         def run() -> None:
             record = self.tables["task"][task]
             self.at_work.wait(60)
             try:
+                if message.name == "VM.clean_shutdown":
+                    self._waits_for_guest(doing, task, parameters[0])
                 answer = self._answered(session, message, parameters)
             except Failure as failure:
                 record |= {"error_info": failure.description, "status": "failure"}

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable
-from synvirt.live import VmRow
+from synvirt.live import GuestStaysOn, VmRow
 from synvirt.live.form import Place
 from synvirt.live.xen import exports
 from synvirt.live.xen.adapter import XenApi
-from synvirt.live.xen.session import Login, XenSession
+from synvirt.live.xen.session import Login, XapiFailure, XenSession
 from synvirt.model.access import SourceOptions
 from synvirt.model.machine import VmManifest
+from synvirt.model.plan import Shutdown
 from tests.contracts.live import in_session, read
 from tests.fakes.xenserver import ADDRESSES, XenServer
 from tests.fakes.xenserver.server import certificate
@@ -264,3 +265,60 @@ def test_a_fault_of_the_toolstack_passes_and_that_of_a_task_is_the_tasks(pool: X
     pool.pool.fault("VM.snapshot", *restarts)
     with pytest.raises(SnapshotFailed, match="ECONNREFUSED"):
         asked(pool, lambda adapter: adapter.snapshot(vm_id, "synvirt-a-1"))
+
+
+# ── the end of a guest ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_toolstack_that_restarts_powers_no_guest_off(pool: XenServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """xapi answers with an error of its own; the guest could be asked a little later."""
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    asked_of, restarts = XenSession.asked, ["Async.VM.clean_shutdown"]
+
+    def refused(self: XenSession, method: str, *parameters: Any) -> Any:
+        if method in restarts:
+            restarts.remove(method)
+            raise XapiFailure("INTERNAL_ERROR", ['Unix.Unix_error(Unix.ECONNREFUSED, "connect", "")'])
+        return asked_of(self, method, *parameters)
+
+    monkeypatch.setattr(XenSession, "asked", refused)
+    with pytest.raises(SourceUnreachable, match="ECONNREFUSED"):
+        asked(pool, lambda adapter: adapter.shutdown(vm_id))
+    assert pool.pool.calls["VM.hard_shutdown"] == 0
+    asked(pool, lambda adapter: adapter.shutdown(vm_id))
+    assert pool.pool.calls["VM.hard_shutdown"] == 0
+
+
+@pytest.mark.parametrize("manner", ["hold", "polite"])
+def test_a_guest_that_was_asked_before_is_waited_for(pool: XenServer, manner: Shutdown) -> None:
+    """xapi itself waits up to 20 minutes for it, and asks it only once meanwhile."""
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    pool.pool.takes_its_time.add(vm_id)
+    for _ in range(2):
+        with pytest.raises(GuestStaysOn):
+            asked(pool, lambda adapter: adapter.shutdown(vm_id, "hold", 0.2))
+    if manner == "hold":
+        pool.pool.takes_its_time.clear()
+    asked(pool, lambda adapter: adapter.shutdown(vm_id, manner, 60 if manner == "hold" else 0.2))
+    assert pool.pool.tables["VM"][pool.pool.vm(vm_id)]["power_state"] == "Halted"
+    assert pool.pool.calls["VM.hard_shutdown"] == (manner == "polite")
+
+
+def test_a_disk_that_was_taken_out_of_its_vm_is_not_tracked_any_more(pool: XenServer) -> None:
+    """XenServer moves no disk to another storage while it is tracked."""
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)] * 2, pool.pool.add_store())
+    disks = [pool.pool.tables["VDI"][vdi] for vdi in pool.pool.vdis(vm_id)]
+
+    async def use(adapter: XenApi) -> None:
+        await adapter.enable_cbt(vm_id, [vdi["uuid"] for vdi in disks])
+        for number in (1, 2):
+            await adapter.snapshot(vm_id, f"synvirt-a-{number}")
+        for vbd in list(disks[1]["VBDs"]):
+            pool.pool.vbd_destroy(vbd)
+        await adapter.cleanup(vm_id, "synvirt-a-1")
+        assert [vdi["cbt_enabled"] for vdi in disks] == [True, True]
+        await adapter.cleanup(vm_id, "synvirt-a-2")
+
+    asked(pool, use)
+    assert [(vdi["cbt_enabled"], vdi["other_config"]) for vdi in disks] == [(False, {})] * 2
+    assert pool.pool.snapshots() == []

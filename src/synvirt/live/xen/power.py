@@ -6,7 +6,7 @@ from typing import Final
 from synvirt.errors import Internal, SourceUnreachable
 from synvirt.live import stays_on
 from synvirt.live.xen.machines import vm_ref
-from synvirt.live.xen.session import XapiFailure, XenSession
+from synvirt.live.xen.session import OF_ITS_OWN, XapiFailure, XenSession, pauses
 from synvirt.machines.xenapi import NULL, Record, table, text
 from synvirt.model.plan import Shutdown
 
@@ -16,9 +16,10 @@ NOTE: Final = "synvirt"
 _DEAF: Final = frozenset(
     {
         "VM_LACKS_FEATURE", "VM_LACKS_FEATURE_SHUTDOWN", "VM_MISSING_PV_DRIVERS", "VM_FAILED_SHUTDOWN_ACKNOWLEDGMENT",
-        "VM_SHUTDOWN_TIMEOUT", "OPERATION_NOT_ALLOWED", "INTERNAL_ERROR",
+        "VM_SHUTDOWN_TIMEOUT", "OPERATION_NOT_ALLOWED", OF_ITS_OWN,
     }
 )  # fmt: skip
+_UNDER_WAY: Final = "OTHER_OPERATION_IN_PROGRESS"
 
 
 def shut_down(session: XenSession, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
@@ -45,8 +46,25 @@ def _asked(session: XenSession, vm_id: str, reference: str, timeout_s: float) ->
         if time.monotonic() < deadline and _state(session, reference) != "Halted":
             raise  # the pool is away; the guest is not just slow
     except XapiFailure as failure:
-        if failure.code not in _DEAF and failure.code != "VM_BAD_POWER_STATE":
+        if failure.code == _UNDER_WAY and _is_shutting_down(session, reference):
+            _wait_until_off(session, reference, deadline)
+        elif failure.code == OF_ITS_OWN and not failure.of_task:
+            raise session.as_ours(what, failure) from failure  # the toolstack restarts; the guest could still be asked
+        elif failure.code not in _DEAF and failure.code != "VM_BAD_POWER_STATE":
             raise session.as_ours(what, failure) from failure
+
+
+def _is_shutting_down(session: XenSession, reference: str) -> bool:
+    """Whether the guest was asked before: xapi itself waits for it, for up to 20 minutes, and asks it only once meanwhile."""
+    doing: Record = session.call("see what is done to a VM", "VM.get_current_operations", reference)
+    return "clean_shutdown" in doing.values()
+
+
+def _wait_until_off(session: XenSession, reference: str, deadline: float) -> None:
+    for pause_s in pauses():
+        if _state(session, reference) == "Halted" or time.monotonic() > deadline:
+            return
+        time.sleep(pause_s)
 
 
 def power_on(session: XenSession, vm_id: str) -> None:

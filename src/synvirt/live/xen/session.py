@@ -51,7 +51,7 @@ BUSY: Final = frozenset(
 )  # fmt: skip
 # xapi's word for an exception of its own, for example while its toolstack restarts. As the failure of a task it means that the
 # task itself has failed, and does not pass.
-_OF_ITS_OWN: Final = "INTERNAL_ERROR"
+OF_ITS_OWN: Final = "INTERNAL_ERROR"
 _NO_LOGIN: Final = frozenset({"SESSION_AUTHENTICATION_FAILED", "SESSION_AUTHORIZATION_FAILED"})
 _GONE: Final = frozenset({"HANDLE_INVALID", "UUID_INVALID"})
 # Parameters of a failure are foreign text, sometimes a whole log.
@@ -322,7 +322,7 @@ class XenSession:
             return VmNotFound(f"{self.host} has no such {kind} any more, and cannot {what}")
         if failure.code == "SESSION_INVALID":
             return AuthFailed(f"{self.host} ended our session while we asked it to {what}")
-        if failure.code in BUSY or (failure.code == _OF_ITS_OWN and not failure.of_task):
+        if failure.code in BUSY or (failure.code == OF_ITS_OWN and not failure.of_task):
             return SourceUnreachable(cannot, hint="it is busy, or a part of it is away for a while or restarts: asked again")
         return Internal(cannot, hint="XenAPI's own words; the pool's log (xensource.log) may say more")
 

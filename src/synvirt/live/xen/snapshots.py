@@ -255,14 +255,16 @@ def release(session: XenSession, name: str) -> None:
 
 
 def cleanup(session: XenSession, vm_id: str, name: str) -> None:
-    """Removes all of that name; then ends tracking that we began, where nothing of ours is left on the disk."""
+    """Ends tracking that we began, where nothing else of ours is left on the disk; removes all of that name."""
     with suppress(XapiFailure):  # a VM that is gone has none being made
         _awaited(session, str(session.asked("VM.get_by_uuid", vm_id)))
     _forget_vm(session, name)
-    for reference in _named(session, name):
-        _destroy(session, reference)
+    named = _named(session, name)
+    # First: a disk that was taken out of the VM since is known by its snapshot alone.
     with suppress(VmNotFound):
-        _untrack(session, vm_id)
+        _untrack(session, vm_id, name, {text(vdi, "snapshot_of") for vdi in named.values()})
+    for reference in named:
+        _destroy(session, reference)
 
 
 def _forget_vm(session: XenSession, name: str) -> None:
@@ -277,18 +279,18 @@ def _forget_vm(session: XenSession, name: str) -> None:
         _quietly(session, "remove a snapshot", "VM.destroy", reference)
 
 
-def _untrack(session: XenSession, vm_id: str) -> None:
-    try:
+def _untrack(session: XenSession, vm_id: str, name: str, disks: Collection[str]) -> None:
+    """Of the VM's disks, and of `disks`; `name`: a snapshot that is about to be removed."""
+    vm: Record = {}
+    with suppress(XapiFailure):  # a VM that is gone has no disks
         vm = session.asked("VM.get_record", session.asked("VM.get_by_uuid", vm_id))
-    except XapiFailure:
-        return  # a VM that is gone is not tracked
-    for one in listed(vm, "VBDs"):
-        reference = text(_record(session, "VBD", one), "VDI")
+    for reference in dict.fromkeys((*(text(_record(session, "VBD", one), "VDI") for one in listed(vm, "VBDs")), *disks)):
         vdi = _record(session, "VDI", reference)
         notes = {TRACKED_BY_US, REFUSED} & table(vdi, "other_config").keys()
         if not notes:
             continue
-        if any(text(_record(session, "VDI", each), "name_label").startswith(OURS) for each in listed(vdi, "snapshots")):
+        snapshots = (text(_record(session, "VDI", each), "name_label") for each in listed(vdi, "snapshots"))
+        if any(one.startswith(OURS) and one != name for one in snapshots):
             continue
         if TRACKED_BY_US in notes:
             _quietly(session, "end tracking", "VDI.disable_cbt", reference)
