@@ -52,7 +52,13 @@ class ByCentral:
         return [of_central(vm, {}, {}) for vm in self._central.vms()]
 
     def ask_off(self, vm: FoundVm) -> None:
-        self._central.power(vm.id, "guest-shutdown" if vm.tools else "shutdown")
+        """By the tools in the guest; by its power button, where there are none or they do not answer."""
+        if vm.tools:
+            try:
+                return self._central.power(vm.id, "guest-shutdown")
+            except (Internal, SnapshotFailed) as error:
+                log.warning("the guest tools do not answer: its power button is pressed", vm=vm.name, cause=error.detail)
+        return self._central.power(vm.id, "shutdown")
 
     def force_off(self, vm_id: str) -> None:
         self._central.power(vm_id, "power-off")

@@ -188,3 +188,13 @@ def test_a_session_is_recorded_without_secrets_and_names(cluster: Prisms) -> Non
     assert '"powerState"' in reported or "powerState" in reported
     for kept_back in ("s3cret", "payroll-7", "Jane", vm.id, "50:6b:8d:aa:bb:cc", "10.1.2.3"):
         assert kept_back not in reported, kept_back
+
+
+def test_a_guest_whose_tools_do_not_answer_is_asked_by_its_power_button(cluster: Prisms) -> None:
+    """They are installed, and broken: that is no reason to power it off."""
+    vm = machine(cluster, tools=True)
+    cluster.fault("guest-shutdown", "400")
+    ask(cluster.access("central"), lambda adapter: adapter.shutdown(vm.id))
+    assert vm.power == "OFF"
+    actions = [line.rpartition("/")[2] for line in cluster.seen if "$actions" in line]
+    assert actions == ["guest-shutdown", "shutdown"]
