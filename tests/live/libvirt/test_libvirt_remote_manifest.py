@@ -193,3 +193,17 @@ def test_of_a_thousand_things_that_reach_some_are_shown() -> None:
     many = "".join(f"<filesystem{number} type='mount'/>" for number in range(1000))
     (left_out,) = [one for one in manifest(parse(of("", many)), seen()).concerns if one.id == LEFT_OUT]
     assert left_out.assessment.endswith("; and 980 more")
+
+
+def test_a_disk_that_is_attached_twice_is_one_disk() -> None:
+    """A guest with two paths to it would have two disks here, and write to one of them, then to the other."""
+    disk = "<disk type='block' device='disk'><source dev='/dev/vg/{}'/><target dev='{}' bus='scsi'/></disk>"
+    disks = "".join(disk.format(*one) for one in (("data", "sda"), ("logs", "sdb"), ("data", "sdc")))
+    found = manifest(parse(f"<domain><name>n</name><devices>{disks}</devices></domain>"), seen())
+    twice = [(one.id, one.category) for one in found.concerns if one.id.startswith("disk-twice")]
+    assert twice == [("disk-twice:sdc", "Critical")]
+
+
+def test_a_guest_that_was_migrated_away_is_not_moved_from_here() -> None:
+    found = manifest(parse("<domain><name>n</name><devices/></domain>"), Seen({}, "unknown"))
+    assert [(one.id, one.category) for one in found.concerns] == [("elsewhere", "Critical")]

@@ -1,14 +1,16 @@
 """The words given to libvirt and ssh, and what is made of their answers, without either program."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from synvirt.errors import AuthFailed, Internal, SynvirtError
+from synvirt.errors import AuthFailed, Conflict, Internal, SourceUnreachable, SynvirtError
 from synvirt.kvm.library import load
 from synvirt.live import SourceAccess
 from synvirt.live import ssh as libvirt_remote_ssh
+from synvirt.live.libvirt import domain as domains
 from synvirt.live.libvirt.adapter import LibvirtRemote
 from synvirt.live.libvirt.backup import Server, _hint
 from synvirt.live.libvirt.form import FORM
@@ -105,3 +107,74 @@ def test_ciphers_are_those_that_the_processor_is_fast_at(
     argv = Door(host="kvm7", port=22, user=None, folder=tmp_path).argv()
     libvirt_remote_ssh._has_aes.cache_clear()
     assert (f"Ciphers={FAST_CIPHERS}" in argv) == chosen
+
+
+class Domain:
+    """What libvirt says of a domain whose guest was moved to another host, or of one that is off or paused."""
+
+    def __init__(self, state: tuple[int, int]) -> None:
+        self.now, self.asked = state, list[str]()
+
+    def state(self) -> list[int]:
+        return list(self.now)
+
+    def name(self) -> str:
+        return "web"
+
+    def isActive(self) -> bool:  # noqa: N802 - libvirt's names
+        return bool(self.now[0] != load(SynvirtError).VIR_DOMAIN_SHUTOFF)
+
+    def hasManagedSaveImage(self) -> bool:  # noqa: N802 - libvirt's names
+        return False
+
+    def metadata(self, *_: object) -> str:
+        return "<state/>"
+
+    def setMetadata(self, *_: object) -> None:  # noqa: N802
+        self.asked.append("note")
+
+    def createWithFlags(self, _flags: int) -> None:  # noqa: N802
+        self.asked.append("start paused")
+
+    def create(self) -> None:
+        self.asked.append("start")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "error"),
+    [
+        ("SHUTOFF", "SHUTOFF_MIGRATED", Conflict),
+        ("PAUSED", "PAUSED_MIGRATION", SourceUnreachable),
+        ("PAUSED", "PAUSED_POSTCOPY", SourceUnreachable),
+    ],
+)
+def test_a_guest_that_was_moved_to_another_host_is_neither_off_nor_started_here(
+    state: str, reason: str, error: type[SynvirtError]
+) -> None:
+    """It runs there on the same disks: to QEMU here they would be free, and a job would start a second copy of it."""
+    try:
+        libvirt = load(SynvirtError)
+    except SynvirtError:
+        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    domain = Domain((getattr(libvirt, f"VIR_DOMAIN_{state}"), getattr(libvirt, f"VIR_DOMAIN_{reason}")))
+    assert domains.power_state(domain) == "unknown"
+    uses: list[Callable[[], None]] = [
+        lambda: domains.power_on(domain),
+        lambda: domains.shut_down(domain, 0, lambda: False),
+    ]
+    if state == "SHUTOFF":
+        uses.append(lambda: domains.start_to_read(domain, "synvirt-a-1"))
+    for use in uses:
+        with pytest.raises(error, match=r"web (was|is being) migrated"):
+            use()
+    assert domain.asked == []
+
+
+def test_a_guest_that_is_off_is_off_whatever_libvirt_remembers() -> None:
+    try:
+        libvirt = load(SynvirtError)
+    except SynvirtError:
+        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    for reason in ("UNKNOWN", "SHUTDOWN", "DESTROYED", "CRASHED", "SAVED", "FAILED"):
+        off = (libvirt.VIR_DOMAIN_SHUTOFF, getattr(libvirt, f"VIR_DOMAIN_SHUTOFF_{reason}"))
+        assert domains.power_state(Domain(off)) == "off"

@@ -389,7 +389,9 @@ class LibvirtRemote:
         self._end_watch()
         backup.end(domain, lambda other: other == name)
         for ours in (name, PROBE):
-            if backup.has_checkpoint(domain, ours):
+            if backup.has_checkpoint(domain, ours) and domains.is_elsewhere(domain.state()):
+                backup.forget(domain, ours)
+            elif backup.has_checkpoint(domain, ours):
                 with domains.active(domain, name):
                     backup.delete(domain, ours)
         if domains.noted(domain).get("reading") in (name, PROBE):
@@ -462,11 +464,12 @@ def _row(domain: Any, stats: dict[str, Any]) -> VmRow:
     libvirt = library()
     states = {libvirt.VIR_DOMAIN_SHUTOFF: "off", libvirt.VIR_DOMAIN_CRASHED: "off", libvirt.VIR_DOMAIN_PAUSED: "suspended"}
     states[libvirt.VIR_DOMAIN_PMSUSPENDED] = "suspended"
-    memory = stats.get("balloon.maximum")
+    state, memory = stats.get("state.state"), stats.get("balloon.maximum")
+    elsewhere = domains.is_elsewhere((state or 0, stats.get("state.reason", 0)))
     return VmRow(
         vm_id=str(domain.UUIDString()),
         name=str(domain.name()),
-        power_state=states.get(stats.get("state.state"), "on"),
+        power_state="unknown" if elsewhere else states.get(state, "on"),
         cpu_count=stats.get("vcpu.current"),
         memory_bytes=None if memory is None else int(memory) << 10,
     )

@@ -261,6 +261,12 @@ def delete(domain: Any, name: str) -> None:
         checkpoint.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
 
+def forget(domain: Any, name: str) -> None:
+    """Deletes the checkpoint in libvirt alone: its bitmaps are in images that the guest uses on another host."""
+    libvirt = library()
+    domain.checkpointLookupByName(name).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+
+
 def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str | None:
     """None, or why these disks cannot: it makes a checkpoint and deletes it."""
     libvirt = library()

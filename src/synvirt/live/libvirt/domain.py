@@ -6,7 +6,7 @@ instruction. Before that a note in its configuration says so, so that an operato
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 from xml.etree import ElementTree as ET  # only for writing: foreign XML is read by xml_document
@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 
 import structlog
 
-from synvirt.errors import SnapshotFailed, SourceUnreachable
+from synvirt.errors import Conflict, SnapshotFailed, SourceUnreachable
 from synvirt.live import stays_on
 from synvirt.live.libvirt.host import busy, library
 from synvirt.live.libvirt.manifest import DiskSize, PowerState, Seen, agent_connected, data_disks, parse
@@ -104,10 +104,39 @@ def _has_run(domain: Any) -> bool:
     return False
 
 
-def power_state(domain: Any) -> PowerState:
-    """The power state; a domain that is only started to be read counts as off."""
+def is_elsewhere(state: Sequence[int]) -> bool:
+    """Whether its guest was moved to another host, or is just being moved there. `state`: libvirt's state and its reason. A
+    domain that was moved and stays defined here is shut off, but its guest runs, on the same disks."""
     libvirt = library()
-    state = domain.state()[0]
+    moved = (
+        (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED),
+        (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION),
+        (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY),
+    )
+    return tuple(state) in moved
+
+
+def refuse_elsewhere(domain: Any) -> None:
+    """Conflict, where its guest was moved to another host: its disks are in use there, and it may not run here, too.
+    SourceUnreachable, while it is being moved."""
+    state = domain.state()
+    if not is_elsewhere(state):
+        return
+    if state[0] == library().VIR_DOMAIN_PAUSED:
+        raise SourceUnreachable(f"{domain.name()} is being migrated to another host", hint="it is asked again")
+    raise Conflict(
+        f"{domain.name()} was migrated to another host, and its guest may run there: it is neither read nor started here",
+        hint="add that host as a source, and submit the VM from there; if it runs nowhere, start it here, and submit it again",
+    )
+
+
+def power_state(domain: Any) -> PowerState:
+    """The power state; a domain that is only started to be read counts as off, and one whose guest is on another host as
+    unknown."""
+    libvirt = library()
+    state, reason = domain.state()[:2]
+    if is_elsewhere((state, reason)):
+        return "unknown"
     if state in (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED):
         return "off"
     if state == libvirt.VIR_DOMAIN_PAUSED:
@@ -127,6 +156,7 @@ def start_to_read(domain: Any, name: str) -> None:
     libvirt = library()
     if domain.isActive():
         return
+    refuse_elsewhere(domain)
     if domain.hasManagedSaveImage():
         raise SnapshotFailed(
             f"{domain.name()} has saved memory, which starting it would use up",
@@ -169,12 +199,14 @@ def active(domain: Any, name: str) -> Iterator[None]:
 def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool], manner: Shutdown = "polite") -> None:
     """Politely, and by force after `timeout_s`; off on return. SourceUnreachable, once `stop()` is true."""
     libvirt = library()
+    refuse_elsewhere(domain)
     if being_read(domain):
         stop_reading(domain)
     deadline, ask_at = time.monotonic() + (0.0 if manner == "force" else timeout_s), 0.0
     while domain.isActive() and time.monotonic() < deadline:
         if stop():
             raise SourceUnreachable(f"the session was closed while {domain.name()} was shutting down")
+        refuse_elsewhere(domain)
         # A paused guest does not answer.
         if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
             break
@@ -217,6 +249,7 @@ def power_on(domain: Any) -> None:
     """Starts the domain; one that was only started to be read is stopped first."""
     if being_read(domain):
         stop_reading(domain)
+    refuse_elsewhere(domain)
     if not domain.isActive():
         domain.create()
 

@@ -242,6 +242,15 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             assessment="its memory was saved to a file (managed save), and the disks alone are not the whole VM",
             remedy="Start it and shut it down, or drop the saved memory: virsh managedsave-remove NAME.",
         )
+    if seen.power_state == "unknown":
+        yield Concern(
+            id="elsewhere",
+            category="Critical",
+            label="Migrated to another host",
+            assessment="it was live-migrated, or is being migrated, to another host, and stays defined on this one: its guest "
+            "runs there, on the same disks",
+            remedy="Add that host as a source, and move the VM from there; if it runs nowhere, start it here first.",
+        )
     if seen.power_state == "suspended":
         yield Concern(
             id="suspended",
@@ -252,6 +261,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
         )
     for key, disk in data_disks(domain):
         yield from _concerns_of_disk(key, disk, seen)
+    yield from _attached_twice(domain)
     if domain.find("devices/hostdev") is not None:
         yield Concern(
             id="host-devices",
@@ -264,6 +274,23 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
     items = [one for one in rebuilt(domain).left_out if not one.startswith(("devices/hostdev", "devices/disk@device=lun"))]
     if items:
         yield left_out(items)
+
+
+def _attached_twice(domain: Element) -> Iterator[Concern]:
+    """Of disks that the domain has by another target, too: each but the first."""
+    first: dict[tuple[str | None, str], str] = {}
+    for key, disk in data_disks(domain):
+        place = (disk.get("type"), _path(disk))
+        # Of network disks the name alone is not their place.
+        if disk.get("type") != "network" and place[1] and first.setdefault(place, key) != key:
+            yield Concern(
+                id=f"disk-twice:{key}",
+                category="Critical",
+                label="Disk that is attached twice",
+                assessment=f"disk {key} is the same as disk {first[place]}: here they would be two disks, and a guest that "
+                "takes both for one would damage its files",
+                remedy="Name it in skip_disks: the guest then has one path to the disk.",
+            )
 
 
 def _concerns_of_disk(key: str, disk: Element, seen: Seen) -> Iterator[Concern]:
