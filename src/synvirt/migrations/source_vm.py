@@ -49,7 +49,10 @@ async def seen(job: Job) -> tuple[str, str]:
     async def ask(adapter: LiveAdapter) -> tuple[str, str]:
         state = (await adapter.inspect(job.vm_id)).power_state
         if state == "unknown":
-            raise SourceUnreachable(f"the source does not say whether {job.manifest.name} is on", hint="its host may be away")
+            raise SourceUnreachable(
+                f"the source does not say whether {job.manifest.name} is on",
+                hint="its host may be away, or the VM may have been migrated to one that the source does not show",
+            )
         return state, await adapter.last_start(job.vm_id)
 
     return await at_source(job, ask)

@@ -23,7 +23,7 @@ from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.source_vm import at_source
 from synvirt.migrations.warm.forecasting import forecast_cut_over
 from synvirt.migrations.warm.setbacks import SETBACKS, is_whole, note_setback, take_reset_back
-from synvirt.migrations.warm.snapshots import Kind, snapshot_name, snapshot_of
+from synvirt.migrations.warm.snapshots import Kind, named, snapshot_name, snapshot_of
 from synvirt.model.job import Pass
 from synvirt.model.machine import Disk
 from synvirt.model.values import now
@@ -96,7 +96,10 @@ async def _opened_disks(
     async def opened(disk: Disk, volume: str) -> PassDisk:
         since = None if before is None else before.change_ids.get(disk.key)
         if before is not None and since is None:
-            raise CbtReset(f"disk {disk.key} has no change id in snapshot {before.id}")
+            raise CbtReset(
+                f"{named(disk)} of {job.manifest.name} was not tracked when snapshot {before.id} was made",
+                hint="the whole disk is compared once; a disk that was attached anew, or moved to another storage, does this",
+            )
         reader = await adapter.open_disk(job.vm_id, snapshot, disk, since)
         if whole:
             reader = read_whole(reader)

@@ -8,7 +8,7 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.patience import SnapshotNotMade
 from synvirt.migrations.source_vm import SourceAwake, at_source
 from synvirt.model.kinds import Mode
-from synvirt.model.machine import VmManifest
+from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.values import now
 
 Kind = Literal["full", "delta", "final"]
@@ -95,17 +95,24 @@ async def unmade(job: Job, name: str, kind: Kind) -> None:
         raise SnapshotNotMade(error.detail, hint=error.hint) from error
 
 
+def named(disk: Disk) -> str:
+    """A disk for people: by its key, which skip_disks takes, and by its label, if the platform has another name for it."""
+    return f"disk {disk.key}" + (f" ({disk.label})" if disk.label not in ("", disk.key) else "")
+
+
 def refuse_other_disks(job: Job, manifest: VmManifest) -> None:
     """Conflict, when a disk was added, removed or resized since the job began: the copy would not be the VM's."""
     skipped = set(job.migration.plan.skip_disks)
-    began = {disk.key: disk.capacity_bytes for disk in job.manifest.disks if disk.key not in skipped}
-    present = {disk.key: disk.capacity_bytes for disk in manifest.disks if disk.key not in skipped}
-    changes = [f"disk {key} of {present[key]} bytes was added" for key in present.keys() - began.keys()]
-    changes += [f"disk {key} was removed" for key in began.keys() - present.keys()]
+    began = {disk.key: disk for disk in job.manifest.disks if disk.key not in skipped}
+    present = {disk.key: disk for disk in manifest.disks if disk.key not in skipped}
+    changes = [
+        f"{named(present[key])} of {present[key].capacity_bytes} bytes was added" for key in present.keys() - began.keys()
+    ]
+    changes += [f"{named(began[key])} was removed" for key in began.keys() - present.keys()]
     changes += [
-        f"disk {key} was resized from {began[key]} to {present[key]} bytes"
+        f"{named(began[key])} was resized from {began[key].capacity_bytes} to {present[key].capacity_bytes} bytes"
         for key in began.keys() & present.keys()
-        if began[key] != present[key]
+        if began[key].capacity_bytes != present[key].capacity_bytes
     ]
     if changes:
         raise Conflict(

@@ -83,8 +83,12 @@ async def cut_over(job: Job) -> None:
     """Shuts the source down, and copies its last changes."""
     await call_off(job)
     last = job.migration.passes[-1]
-    if last.finished_at is None and last.kind != "final":
-        await copy_pass(job, last.number, last.kind)
+    if last.kind != "final":
+        if last.finished_at is None:
+            await copy_pass(job, last.number, last.kind)
+        elif (await job.memory()).down_since is None and (await job.memory_of(last.number)).released_at is None:
+            # The source was away after that pass. Hyper-V knows what changed since a snapshot only once it is released.
+            await let_go(job, last.number)
     await _copy_while_off(job, _final_number)
 
 
