@@ -1,6 +1,7 @@
 """Files of a guest's file system, read without mounting it. No path here leads out of it."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
@@ -38,10 +39,8 @@ class Files(Protocol):
         ...
 
 
-class UnixFiles:
-    """For libfsext, libfsxfs and our own reader of Btrfs."""
-
-    is_ntfs = False
+class _OfLibrary(ABC):
+    """By the file objects of a library, which `entry` finds."""
 
     def __init__(self, volume: Any) -> None:
         self._volume = volume
@@ -51,6 +50,15 @@ class UnixFiles:
 
     def names(self, path: str) -> list[str]:
         return _names(self.entry(path))
+
+    @abstractmethod
+    def entry(self, path: str) -> Any: ...
+
+
+class UnixFiles(_OfLibrary):
+    """For libfsext, libfsxfs and our own reader of Btrfs."""
+
+    is_ntfs = False
 
     def target(self, path: str) -> str | None:
         folder, _, name = path.rpartition("/")
@@ -91,19 +99,10 @@ class UnixFiles:
         return None
 
 
-class NtfsFiles:
+class NtfsFiles(_OfLibrary):
     """For libfsntfs: names there are compared without case."""
 
     is_ntfs = True
-
-    def __init__(self, volume: Any) -> None:
-        self._volume = volume
-
-    def read(self, path: str) -> str | None:
-        return _text(self.entry(path))
-
-    def names(self, path: str) -> list[str]:
-        return _names(self.entry(path))
 
     def target(self, path: str) -> str | None:
         return None
