@@ -30,7 +30,7 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import Cancelled, DiskWriteFailed, GuestBootFailed, Internal, InvalidPlan, PersistFailed, SynvirtError
-from synvirt.hypervisor import Volume
+from synvirt.hypervisor import Paused, Volume
 from synvirt.jobs.exports import ACTIVITY, Exports
 from synvirt.jobs.instant import (
     AGAIN_S,
@@ -41,6 +41,7 @@ from synvirt.jobs.instant import (
     is_started,
     keep_going,
     layers,
+    room_news,
     why_not_onto,
 )
 from synvirt.migrations import source_vm
@@ -242,21 +243,21 @@ async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
         except SynvirtError as error:
             log.warning("the guest's disks are not served now", job=name, cause=error.detail)
             paused = "disk error"
-        await _show_room(job, is_full=paused == "no space")
+        await _show_room(job, paused)
         if (instant := job.migration.instant) is not None and instant.state in ("running", "waiting"):
             state: InstantState = "waiting" if paused else "running"
             if state != instant.state:
                 await _be(job, state)
 
 
-async def _show_room(job: Job, *, is_full: bool) -> None:
-    """Shows that the guest has no room, while no other trouble is shown; and no longer, when it has."""
+async def _show_room(job: Job, paused: Paused | None) -> None:
     shown = job.migration.last_error
-    if is_full and shown is None:
-        log.warning("the guest has no room for what it writes", job=str(job.id))
-        await job.show(DiskWriteFailed(NO_SPACE, hint=NO_SPACE_HINT))
-    elif not is_full and shown is not None and shown.message == NO_SPACE:
-        await job.show_no_more()
+    match room_news(None if shown is None else shown.message, paused):
+        case "none left":
+            log.warning("the guest has no room for what it writes", job=str(job.id))
+            await job.show(DiskWriteFailed(NO_SPACE, hint=NO_SPACE_HINT))
+        case "there again":
+            await job.show_no_more()
 
 
 # ── Starting: onto the volumes ───────────────────────────────────────────────────────────────────────────────────────
@@ -280,7 +281,7 @@ async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: 
             await _until_it_goes_well(job, moved)
         else:
             await _while_guest_is_kept(job, readers, [_until_it_goes_well(job, moved)])
-        await _show_room(job, is_full=False)
+        await _show_room(job, None)
         await _be(job, "done")
     job.stop.check()  # the last moment at which a cancel is possible
     await sweep_export(job, str(job.id))

@@ -23,7 +23,7 @@ from synvirt.backups.runs import until_it_goes_well
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying
 from synvirt.errors import BackupBadRequest, BackupDiskWriteFailed, Internal, SynvirtError
-from synvirt.hypervisor import Early, Volume
+from synvirt.hypervisor import Early, Paused, Volume
 from synvirt.jobs.exports import ACTIVITY, Exports
 from synvirt.jobs.instant import (
     LOOK_EVERY_S,
@@ -33,6 +33,7 @@ from synvirt.jobs.instant import (
     is_started,
     keep_going,
     layers,
+    room_news,
     why_not_onto,
 )
 from synvirt.jobs.orders import DiskOrder
@@ -199,18 +200,19 @@ class _Guest:
         except SynvirtError as error:
             _log.warning("the guest's disks are not served now", run=str(run.id), cause=error.detail)
             paused = "disk error"
-        self._show_room(is_full=paused == "no space")
+        self._show_room(paused)
         self.be("waiting" if paused else "running", only_if=("running", "waiting"))
 
-    def _show_room(self, *, is_full: bool) -> None:
-        """Shows that the guest has no room, while no other trouble is shown; and no longer, when it has."""
+    def _show_room(self, paused: Paused | None) -> None:
         with self.under_way.lock:
             shown = self.under_way.run.error
-            if is_full and shown is None:
-                _log.warning("the guest has no room for what it writes", run=str(self.under_way.run.id))
-                self.under_way.note(error=Trouble(code=BackupDiskWriteFailed.code, message=NO_SPACE, hint=NO_SPACE_HINT))
-            elif not is_full and shown is not None and shown.message == NO_SPACE:
-                self.under_way.note(error=None)
+            match room_news(None if shown is None else shown.message, paused):
+                case "none left":
+                    _log.warning("the guest has no room for what it writes", run=str(self.under_way.run.id))
+                    trouble = Trouble(code=BackupDiskWriteFailed.code, message=NO_SPACE, hint=NO_SPACE_HINT)
+                    self.under_way.note(error=trouble)
+                case "there again":
+                    self.under_way.note(error=None)
 
 
 def _state(under_way: UnderWay) -> InstantState | None:
