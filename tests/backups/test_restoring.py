@@ -2,23 +2,26 @@
 
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID, uuid4
 
 import pytest
 from pydantic import ValidationError
 
-from synvirt.backups.model import RestoreRequest
+from synvirt.backups.authors import Authors
+from synvirt.backups.model import BackupRun, RestoreRequest, Status
+from synvirt.backups.under_way import UnderWay
 from synvirt.copying import Bucket
-from synvirt.errors import BackupBadRequest, BackupConflict
+from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled
 from synvirt.jobs.slots import Turns
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
 from synvirt.sizes import MIB
 from tests.backups.test_service import House, disk_content
 from tests.needs import need
+from tests.running.processes import until
 
 
 @pytest.fixture
@@ -154,3 +157,46 @@ def test_what_says_nothing_to_a_target_is_refused(house: House, fields: dict[str
 def test_what_cannot_be_meant_is_no_request(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         RestoreRequest.model_validate(fields)
+
+
+def _cut_off(house: House, monkeypatch: pytest.MonkeyPatch, held: tuple[object, str], is_due: Callable[..., bool]) -> BackupRun:
+    """An export that its service's end cuts off in that call."""
+    (point,) = house.run(house.job("web")).restore_point_ids
+    reached = threading.Event()
+    really = getattr(*held)
+
+    def call(*arguments: Any, **named: Any) -> object:
+        if not is_due(*arguments):
+            return really(*arguments, **named)
+        reached.set()
+        until(lambda: all(stop.is_set() for stop in list(house.backups.runs._stops.values())))
+        raise Cancelled
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*held, call)
+        run = house.backups.restore(point, RestoreRequest(target="export", name="out"))
+        assert reached.wait(60)
+        house.close()
+    return run
+
+
+def test_a_folder_of_another_is_not_taken_for_an_export_that_was_cut_off(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it had made its own; of the same name, as nothing of that name was there when it was asked for."""
+    run = _cut_off(house, monkeypatch, (Authors, "checked"), lambda *_: True)
+    theirs = house.folder / "exports/out/theirs"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    again = House(house.folder)
+    found = again.ended(run)
+    assert (found.status, found.error and found.error.code) == ("failed", "E_BAK_DISK_WRITE_FAILED")
+    assert [one.name for one in theirs.parent.iterdir()] == ["theirs"]
+    again.close()
+
+
+def test_a_file_that_is_gone_is_copied_again_though_it_had_been_copied(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _cut_off(house, monkeypatch, (UnderWay, "move"), lambda _, status, **__: status is Status.COMMITTING)
+    (house.folder / f"exports/.{run.id}.partial/0-vda.raw").unlink()
+    again = House(house.folder)
+    assert again.ended(run).status == "completed"
+    assert [(house.folder / "exports/out/0-vda.raw").read_bytes() == disk_content()] == [True]
+    again.close()

@@ -199,6 +199,11 @@ class Copying:
         run_id = self.under_way.run.id
         self.marks.put(run_id, {one: mark for one, mark in self.marks.of(run_id).items() if one != key})
 
+    def have_all(self, keys: Iterable[str]) -> bool:
+        """Whether these disks are complete and durable."""
+        marks = self.marks.of(self.under_way.run.id)
+        return all(key in marks and marks[key].finished for key in keys)
+
     def copy(self, disk: DiskOrder, stop: Callable[[], bool] | None = None) -> None:
         """Copies a disk; it is durable on return. `stop` replaces the run's own, if there are more reasons to stop."""
         figure, run_id = self.done.next_disk(), self.under_way.run.id

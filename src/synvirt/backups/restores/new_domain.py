@@ -115,9 +115,7 @@ class NewDomain:
 
     def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
         """Whether the service ended after the guest was defined or started: it may have written since."""
-        marks = copying.marks.of(run_id)
-        copied = all(target in marks and marks[target].finished for target in disks)
-        return copied and self._restore_host.domain("lookupByUUIDString", str(run_id)) is not None
+        return copying.have_all(disks) and self._restore_host.domain("lookupByUUIDString", str(run_id)) is not None
 
     def _fit(self, under_way: UnderWay, domain: Rewritten, manifest: Manifest, *, starts: bool) -> None:
         """Fits the domain to this host: what the host lacks is refused before anything is made, or noted as a difference."""

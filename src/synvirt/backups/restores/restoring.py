@@ -26,7 +26,7 @@ from synvirt.backups.runs import Work
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying, Watermarks, Working
 from synvirt.disks.beneath import resolve_beneath
-from synvirt.durable import sync_folder
+from synvirt.durable import put_private_file, sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, Interrupted, SynvirtError
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
@@ -170,22 +170,28 @@ class Restoring:
         hidden = folder.parent / f".{under_way.run.id}.partial"
         self.ledger.record(under_way.run.id, "folder", str(hidden))
         under_way.move(Status.TRANSFERRING)
-        if resumed and folder.exists() and not hidden.exists():
-            return  # the service ended when all was done
+        chosen = [
+            (number, disk, named.target)
+            for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True))
+            if not request.disks or named.target in request.disks
+        ]
+        if resumed and folder.exists() and not hidden.exists() and copying.have_all(str(number) for number, _, _ in chosen):
+            return  # the service ended when all was done; a folder of that name may be another's
         spec = self._repositories.spec(point.repository_id)
         try:
             hidden.mkdir(parents=True, mode=0o750, exist_ok=True)
-            (hidden / "domain.xml").write_text(manifest.sealed.domain_xml)
-            for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
-                if request.disks and named.target not in request.disks:
-                    continue
+            put_private_file(hidden / "domain.xml", manifest.sealed.domain_xml.encode())
+            for number, disk, target in chosen:
                 # A target comes from a domain's XML: only characters for a file name are used.
-                safe = "".join(letter for letter in named.target if letter.isalnum())
+                safe = "".join(letter for letter in target if letter.isalnum())
                 path = hidden / f"{number}-{safe}.{request.format}"
                 reader = PointSpec(repository=spec, point_id=str(point.id), number=number, sha256=manifest.sha256)
+                if resumed and not path.exists():
+                    copying.forget(str(number))  # what was copied is gone
                 writer = file_writer(path, disk.size_bytes, request.format)
-                copying.copy(DiskOrder(key=f"{number}", reader=reader, writer=writer))
+                copying.copy(DiskOrder(key=str(number), reader=reader, writer=writer))
             under_way.move(Status.COMMITTING)
+            sync_folder(hidden)
             hidden.rename(folder)
             sync_folder(folder.parent)
         except OSError as error:
