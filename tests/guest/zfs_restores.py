@@ -1,6 +1,5 @@
 """A restore in place onto a real zfs volume: what it held comes back where the restore fails, and nothing of ours stays."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -10,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.backups.restores import in_place
+from synvirt.backups.restores import in_place, present
 from synvirt.backups.restores.domain import Place
 from synvirt.blocks import Extent
 from synvirt.destinations.zfs_links import Links
@@ -57,9 +56,9 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     zfs("create", "-s", "-V", str(SIZE), "-o", "volblocksize=65536", "-o", "volmode=dev", volume)
     device = Path(Links().device(volume))
     device.write_bytes(NOW)
-    monkeypatch.setattr(in_place, "_runs", lambda domain: False)  # there is no libvirt here
+    monkeypatch.setattr(present, "runs", lambda domain: False)  # there is no libvirt here
     store = Store(f"sqlite:///{tmp_path / 'test.db'}")
-    undo = in_place.undo(cast("Any", None)) | {"checkpoints": lambda run_id, name: None}
+    undo = in_place.undo(cast("Any", SimpleNamespace(domain=lambda *_: None))) | {"checkpoints": lambda run_id, name: None}
     ledger = Ledger(store.ledgers, "run", host="local", undo=undo)
     run = SimpleNamespace(id=uuid4(), progress=Progress())
     wire: Any = SimpleNamespace(say=lambda message: None, stop=lambda: False)
@@ -73,7 +72,7 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     repository = RepositorySpec(place=FolderSpec(path="/x"), key="")
     spec = PointSpec(repository=repository, point_id="", number=0)
     domain = SimpleNamespace(UUIDString=lambda: str(uuid4()))
-    restored = in_place._Restored(cast("Any", None), ledger, copying, cast("Any", domain), resumed=False)
+    restored = in_place._Restored(cast("Any", None), ledger, copying, lambda: domain, resumed=False)
     place = Place(str(device), "block")
     if breaks:
         with pytest.raises(DiskReadFailed):
@@ -82,7 +81,6 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
         assert ledger.sweep(run.id)
         assert [device.read_bytes() == NOW] == [True]
     else:
-        monkeypatch.setattr(in_place, "translated", lambda *_: contextlib.nullcontext())
         restored.disks({"vda": (place, Disk.size, spec)})
         restored.commit(None)
         assert [device.read_bytes() == THEN[:MIB] + bytes(MIB) + THEN[2 * MIB :] + bytes(MIB)] == [True]

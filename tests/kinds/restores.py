@@ -13,7 +13,7 @@ import pytest
 from defusedxml import ElementTree
 
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest
-from synvirt.backups.restores import in_place, new_domain
+from synvirt.backups.restores import in_place, new_domain, present
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.hypervisor.libvirt_host import LibvirtHost
@@ -156,7 +156,7 @@ class InPlace(OnLibvirt):
         return self.room.backups.restore(self.point.id, RestoreRequest(target="in_place")).id
 
     def steps(self) -> Sequence[tuple[object, str]]:
-        return [(in_place, "_swap"), (in_place, "_define")]
+        return [(in_place, "_swap"), (present, "define")]
 
     def _state(self) -> tuple[str, bool, bool]:
         """Its memory; whether each disk is as it was then."""

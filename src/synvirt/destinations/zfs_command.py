@@ -11,7 +11,9 @@ from typing import Literal
 from synvirt.errors import DiskWriteFailed
 from synvirt.programs import ProgramFailed, run
 
-Reason = Literal["missing", "no pool", "exists", "no space", "busy", "permission", "in use", "suspended", "no module", "other"]
+Reason = Literal[
+    "missing", "no pool", "exists", "no space", "busy", "permission", "in use", "newer", "suspended", "no module", "other"
+]
 
 # A pool under heavy load answers in seconds. A pool that does not answer in two minutes has lost its disks.
 TIMEOUT_S = 120
@@ -30,6 +32,7 @@ REFUSALS: tuple[tuple[str, Reason, str | None], ...] = (
     ("ermission denied", "permission", "`synvirt doctor` says which `zfs allow` the service's user lacks"),
     ("has children", "in use", "it has snapshots or volumes that SynVirt did not make: `zfs list -rt all` shows them"),
     ("dependent clones", "in use", "somebody cloned it: `zfs promote` the clone, or destroy it"),
+    ("more recent snapshots", "newer", "`zfs rollback -r` destroys those, too"),
     ("currently suspended", "suspended", "the pool has lost its disks: `zpool status`, then `zpool clear`"),
     ("modules are not loaded", "no module", "`modprobe zfs`; `synvirt doctor` says which package has it"),
     ("/dev/zfs", "no module", "`modprobe zfs`; `synvirt doctor` says which package has it"),

@@ -57,11 +57,13 @@ class Sweep:
 
 
 class Ledger:
-    """What the owners of one kind made on this host. `undo`: how each kind of thing is undone. For threads; one at a time for
-    one owner."""
+    """What the owners of one kind made on this host. `undo`: how each kind of thing is undone; `order`: what waits for others.
+    For threads; one at a time for one owner."""
 
-    def __init__(self, rows: LedgerRows, of: OwnerKind, *, host: str, undo: Mapping[str, Undo]) -> None:
-        self._rows, self._of, self._host, self._undo = rows, of, host, undo
+    def __init__(
+        self, rows: LedgerRows, of: OwnerKind, *, host: str, undo: Mapping[str, Undo], order: Order = NEWEST_FIRST
+    ) -> None:
+        self._rows, self._of, self._host, self._undo, self._order = rows, of, host, undo, order
 
     def record(self, owner_id: UUID, kind: str, name: str) -> None:
         """Adds an entry. Call it before the thing is made. Idempotent."""
@@ -82,7 +84,7 @@ class Ledger:
         entries that are added in that step, if nothing is left."""
         try:
             entries = self._rows.of(self._owner(owner_id))
-            sweep, gone = Sweep(entries), list[LedgerEntry]()
+            sweep, gone = Sweep(entries, self._order), list[LedgerEntry]()
             for entry in sweep:
                 try:
                     self._undo[entry.kind](owner_id, entry.name)

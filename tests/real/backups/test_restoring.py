@@ -15,7 +15,7 @@ from defusedxml import ElementTree
 
 from synvirt.backups.model import RestorePoint, RestoreRequest
 from synvirt.backups.restores import domain as restoring_domain
-from synvirt.backups.restores import in_place
+from synvirt.backups.restores import in_place, present
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
@@ -371,7 +371,7 @@ def test_in_place_a_zfs_volume_is_rolled_back_where_the_restore_fails(
                 Path(device).write_bytes(before)
             return ""
 
-        monkeypatch.setattr(in_place, "_zfs_volume", lambda path: "tank/volume")
+        monkeypatch.setattr(present, "zfs_volume", lambda path: "tank/volume")
         monkeypatch.setattr(in_place, "Zfs", lambda: zfs)
         _, point = on_device(room, device)
         if damaged:

@@ -13,12 +13,14 @@ a file gets the point's size again, and the rest of a device becomes zeros. With
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -27,14 +29,13 @@ import structlog
 
 from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
 from synvirt.backups.restores import domain as restoring_domain
-from synvirt.backups.restores import new_domain
+from synvirt.backups.restores import new_domain, present
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_writer
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
-from synvirt.destinations.zfs_links import zvol_name
 from synvirt.disks.specs import BlockWriterSpec
 from synvirt.durable import sync_folder
 from synvirt.errors import (
@@ -44,10 +45,10 @@ from synvirt.errors import (
     DiskWriteFailed,
     HostLacks,
     Internal,
-    SourceRunning,
     SourceUnsupported,
+    SynvirtError,
 )
-from synvirt.jobs.ledger import Ledger, Undo
+from synvirt.jobs.ledger import Ledger, Order, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.kvm.connection import load, translated
 from synvirt.repository.manifest import Manifest
@@ -56,11 +57,17 @@ from synvirt.store.ledger import LedgerEntry
 
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 FORMATS = ("raw", "qcow2")
+# What a second name for a file gives: it has one already, or there is no file; or a file system, like FAT, has none.
+_NO_SECOND_NAME = frozenset({errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP})
 
 # Ledger entries of a run that goes forward: the last of its entries; that all are done; that the guest was started before that,
 # so that they will never be done.
 CHECKPOINTS, RESTORED, OVERTAKEN = "checkpoints", "restored", "overtaken"
 FORWARD = frozenset((CHECKPOINTS, RESTORED, OVERTAKEN))
+# As long as anything is left, an entry says that the run goes forward: else the next start would begin it again, with disks
+# that were copied and are no longer staged.
+_PARTS = frozenset(("staged", "dropped", "swap", "defined"))
+ORDER = Order(late={CHECKPOINTS: 1, OVERTAKEN: 2}, only_after={CHECKPOINTS: _PARTS, OVERTAKEN: _PARTS | {CHECKPOINTS}})
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -86,7 +93,7 @@ class InPlace:
     def check(self, point: RestorePoint, request: RestoreRequest) -> None:
         """BackupConflict, if the guest runs, has snapshots, or its disks do not fit the point's."""
         domain = self._domain(point)
-        _refuse_running(domain)
+        present.refuse_running(domain)
         with translated(Internal, f"the hypervisor does not say how {point.vm_name} is"):
             if domain.snapshotNum():
                 raise BackupConflict(
@@ -94,7 +101,7 @@ class InPlace:
                     hint="delete them with virsh snapshot-delete, or restore to a new domain",
                 )
         sizes = {disk.target: disk.size_bytes for disk in point.disks if not request.disks or disk.target in request.disks}
-        self._places(_definition(domain), sizes)
+        self._places(present.definition(domain), sizes)
 
     def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, request: RestoreRequest) -> None:
         """Restores the disks and the definition while nothing else reads or restores the guest."""
@@ -105,16 +112,17 @@ class InPlace:
         self.check(point, request)
         under_way, domain = copying.under_way, self._domain(point)
         disks = new_domain.chosen_disks(manifest, request.disks)
-        places = self._places(_definition(domain), {target: disk.size_bytes for target, disk in disks.items()})
+        places = self._places(present.definition(domain), {target: disk.size_bytes for target, disk in disks.items()})
         definition = None
         if not request.disks:
             definition = self._tried(under_way, domain, manifest, places)
         under_way.move(Status.TRANSFERRING)
-        restored = _Restored(self._restore_host, self._ledger, copying, domain, resumed=self._resumed)
+        look_up = partial(self._domain, point)
+        restored = _Restored(self._restore_host, self._ledger, copying, look_up, resumed=self._resumed)
         specs = {target: new_domain.point_spec(self._repository, manifest, target) for target in disks}
         restored.disks({target: (places[target], disk.size_bytes, specs[target]) for target, disk in disks.items()})
         if definition is not None:
-            restored.parts(_definition(domain), manifest)
+            restored.parts(present.definition(look_up()), manifest)
         under_way.move(Status.COMMITTING)
         with translated(Internal, f"the hypervisor does not say what {point.vm_name} is called"):
             its_own = RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString()))
@@ -132,7 +140,7 @@ class InPlace:
     def _places(self, now: Rewritten, sizes: dict[str, int]) -> dict[str, Place]:
         """The present places of the disks with these sizes. BackupConflict, SourceUnsupported."""
         found = {}
-        there = dict(_disks_of(now))
+        there = dict(present.disks_of(now))
         for target, size in sizes.items():
             if target not in there:
                 raise BackupConflict(
@@ -144,16 +152,16 @@ class InPlace:
                     f"disk {target} is {place.device_type} of format {place.format}",
                     hint="raw and qcow2 files and block devices are restored in place",
                 )
-            _check_place(target, place, size)
+            present.check_place(target, place, size)
             found[target] = place
         return found
 
     def _tried(self, under_way: UnderWay, domain: Any, manifest: Manifest, places: dict[str, Place]) -> str:
         """The point's definition with the disks' present places. libvirt checks it before anything is written. HostLacks."""
-        now = _definition(domain)
+        now = present.definition(domain)
         then = restoring_domain.foreign(manifest.sealed.domain_xml, now, self._restore_host.read_xml)
         with translated(Internal, "the hypervisor does not say how the guest is"):
-            before, name = _xml(domain), domain.name()
+            before, name = present.xml_of(domain), domain.name()
         restoring_domain.renamed(then, name)
         restoring_domain.new_generation(then)
         restoring_domain.with_disks(then, places, wanted=frozenset(places))
@@ -164,25 +172,29 @@ class InPlace:
             *then.differences,
             *(
                 f"its disk {target} is no longer attached: {place.path}"
-                for target, place in _disks_of(now)
+                for target, place in present.disks_of(now)
                 if target not in places
             ),
         ]
         self._ledger.record(under_way.run.id, "defined", before)
         with translated(HostLacks, "libvirt does not accept the domain as it was", lambda _: "restore to a new domain"):
-            _define(self._restore_host, then.xml)
+            present.define(self._restore_host, then.xml)
         with translated(Internal, "libvirt does not accept the domain as it is"):
-            _define(self._restore_host, before)
+            present.define(self._restore_host, before)
         for one in differences:
             under_way.warn(restoring_domain.DIFFERS, one, manifest.sealed.vm_id)
         return then.xml
 
 
 class _Restored:
-    """What one run has written next to the guest's files, and how that becomes the guest's."""
+    """What one run has written next to the guest's files, and how that becomes the guest's. `look_up`: the guest's domain, by a
+    connection that works: in the hours of a copy, libvirtd may be restarted."""
 
-    def __init__(self, restore_host: RestoreHost, ledger: Ledger, copying: Copying, domain: Any, *, resumed: bool) -> None:
-        self._restore_host, self._ledger, self._copying, self._domain = restore_host, ledger, copying, domain
+    def __init__(
+        self, restore_host: RestoreHost, ledger: Ledger, copying: Copying, look_up: Callable[[], Any], *, resumed: bool
+    ) -> None:
+        self._restore_host, self._ledger, self._copying, self._look_up = restore_host, ledger, copying, look_up
+        self._vm_id = str(look_up().UUIDString())
         self._under_way, self._run_id, self._resumed = copying.under_way, copying.under_way.run.id, resumed
         self._swaps: list[Swap] = []
         self._snapshots: list[str] = []
@@ -198,7 +210,7 @@ class _Restored:
         for kind, write in (("file", self._file), ("block", self._device)):
             for target, (place, size_bytes, spec) in wanted.items():
                 if place.device_type == kind:
-                    _refuse_running(self._domain)
+                    present.refuse_running(self._look_up())
                     write(target, place, size_bytes, spec)
 
     def _file(self, target: str, place: Place, size_bytes: int, spec: PointSpec) -> None:
@@ -209,6 +221,8 @@ class _Restored:
                     f"disk {target} is written beside what it is now: it needs {needed} bytes there, and {free} are free",
                     hint="free space there, or restore to a new domain",
                 )
+            if self._resumed and not staged.exists():
+                self._copying.forget(target)  # what was copied is gone
             writer = file_writer(staged, size_bytes, place.format)
             self._copying.copy(DiskOrder(key=target, reader=spec, writer=writer))
 
@@ -219,7 +233,7 @@ class _Restored:
             with self._staged(Path(variables)) as staged:
                 staged.write_bytes(base64.b64decode(manifest.sealed.nvram))
         if manifest.sealed.tpm:
-            folder = self._restore_host.tpm_folder() / self._domain.UUIDString()
+            folder = self._restore_host.tpm_folder() / self._vm_id
             for path, content in new_domain.tpm_files(self._restore_host, folder, manifest):
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with self._staged(path) as staged:
@@ -246,130 +260,64 @@ class _Restored:
 
     def _device(self, target: str, place: Place, size_bytes: int, spec: PointSpec) -> None:
         """Written from its first byte, even if the service ended meanwhile: a guest that was started since may have written."""
-        volume = _zfs_volume(place.path)
+        volume = present.zfs_volume(place.path)
+        snapshot = f"{volume}@synvirt-restore-{self._run_id}"
         if volume is None:
             text = f"disk {target} is written where it is: if the restore fails, its present content is lost ({place.path})"
-            self._under_way.warn(NO_WAY_BACK, text, self._domain.UUIDString())
+            self._under_way.warn(NO_WAY_BACK, text, self._vm_id)
         else:
-            snapshot = f"{volume}@synvirt-restore-{self._run_id}"
-            self._ledger.record(self._run_id, "snapshot", snapshot)
+            self._ledger.record(self._run_id, "snapshot", json.dumps([snapshot, self._vm_id]))
             try:
                 Zfs()("snapshot", snapshot)
             except ZfsRefused as refused:
                 if not (self._resumed and refused.reason == "exists"):
                     raise
             self._snapshots.append(snapshot)
-        writer = BlockWriterSpec(path=place.path, size_bytes=_size(place))
+        writer = BlockWriterSpec(path=place.path, size_bytes=present.size_of(place))
         order = DiskOrder(key=target, reader=spec, writer=writer, fresh=False, zero_rest=True)
         if self._resumed:
             self._copying.forget(target)
         try:
             self._copying.copy(order, self._stop)
         except Cancelled:
-            _refuse_running(self._domain)
+            domain = self._look_up()
+            if volume is not None and present.runs(domain):
+                text = f"disk {target} was restored in part when its guest was started: {snapshot} has what it held before"
+                self._under_way.warn(NO_WAY_BACK, text, self._vm_id)
+            present.refuse_running(domain)
             raise
 
     def _stop(self) -> bool:
-        return self._under_way.stop() or bool(_runs(self._domain))
+        if self._under_way.stop():
+            return True
+        with contextlib.suppress(SynvirtError):  # libvirtd is away for a moment, and starts no guest meanwhile
+            return present.runs(self._look_up())
+        return False
 
     def commit(self, definition: str | None) -> None:
         """From here on the restore goes forward, if needed at the next start of the service."""
-        _refuse_running(self._domain)
+        present.refuse_running(self._look_up())
         forward = [LedgerEntry("staged", swap.before) for swap in self._swaps]
         forward += [LedgerEntry("dropped", snapshot) for snapshot in self._snapshots]
-        with translated(Internal, "the hypervisor does not say which guest it is"):
-            vm_id = self._domain.UUIDString()
         for swap in self._swaps:
-            forward.append(LedgerEntry("swap", json.dumps([swap.staged, swap.path, _mark(swap.path), vm_id])))
+            forward.append(LedgerEntry("swap", json.dumps([swap.staged, swap.path, _mark(swap.path), self._vm_id])))
         if definition is not None:
             forward.append(LedgerEntry("defined", definition))
-        forward.append(LedgerEntry(CHECKPOINTS, vm_id))
+        forward.append(LedgerEntry(CHECKPOINTS, self._vm_id))
         self._ledger.replace(self._run_id, tuple(forward))
         for swap in self._swaps:
             _swap(swap)
-        if _runs(self._domain):  # started at this moment: it has the old files open, and they get their names back
+        if present.runs(self._look_up()):  # started at this moment: it has the old files open, and they get their names back
             for swap in self._swaps:
                 with contextlib.suppress(FileNotFoundError):
                     Path(swap.before).replace(swap.path)
             self._ledger.replace(self._run_id, tuple(forward[: len(self._swaps) + len(self._snapshots)]))
-            _refuse_running(self._domain)
-        if not self._ledger.sweep(self._run_id, then=(LedgerEntry(RESTORED, vm_id),)):
+            present.refuse_running(self._look_up())
+        if not self._ledger.sweep(self._run_id, then=(LedgerEntry(RESTORED, self._vm_id),)):
             raise Internal(
                 "the disks are restored, and the rest is not finished: see the service's log",
                 hint="it is finished at the service's next start; leave the guest off until then",
             )
-
-
-# ── the guest as it is ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _refuse_running(domain: Any) -> None:
-    if _runs(domain):
-        raise SourceRunning(
-            f"{domain.name()} runs, or its memory is saved: its disks cannot be replaced",
-            hint="shut it down first (saved memory: virsh managedsave-remove), or restore to a new domain",
-        )
-
-
-def _runs(domain: Any) -> bool:
-    with translated(Internal, "the hypervisor does not say whether the guest runs"):
-        return bool(domain.isActive() or domain.hasManagedSaveImage())
-
-
-def _xml(domain: Any) -> str:
-    libvirt = load()
-    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
-
-
-def _definition(domain: Any) -> Rewritten:
-    with translated(Internal, "the hypervisor does not say how the guest is defined"):
-        return restoring_domain.parsed(_xml(domain))
-
-
-def _disks_of(now: Rewritten) -> Iterator[tuple[str, Place]]:
-    for disk in now.devices.iterfind("disk"):
-        target = restoring_domain.target_of(disk)
-        if target in restoring_domain.targets(now):
-            source, driver = disk.find("source"), disk.find("driver")
-            path = "" if source is None else source.get("file") or source.get("dev") or ""
-            yield target, Place(path, disk.get("type", "file"), "raw" if driver is None else driver.get("type", "raw"))
-
-
-def _define(restore_host: RestoreHost, xml: str) -> None:
-    restore_host.connection.use().defineXML(xml)
-
-
-def _check_place(target: str, place: Place, size: int) -> None:
-    try:
-        mode = Path(place.path).stat().st_mode
-        expected = stat.S_ISBLK if place.device_type == "block" else stat.S_ISREG
-        if not expected(mode):
-            raise SourceUnsupported(f"disk {target} is not the {place.device_type} that its domain says")
-        if place.device_type == "block":
-            if place.format != "raw":
-                raise SourceUnsupported(f"disk {target} is a block device of format {place.format}")
-            if _size(place) < size:
-                raise BackupConflict(
-                    f"disk {target} has {_size(place)} bytes now, and had {size}",
-                    hint="grow the volume to what it was, or restore to a new domain",
-                )
-    except OSError as error:
-        raise SourceUnsupported(f"disk {target} cannot be reached: {error.strerror}") from error
-
-
-def _size(place: Place) -> int:
-    with Path(place.path).open("rb") as file:
-        return file.seek(0, os.SEEK_END)
-
-
-def _zfs_volume(path: str) -> str | None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return zvol_name(descriptor)
-        finally:
-            os.close(descriptor)
-    return None
 
 
 # ── ledger, and going forward ────────────────────────────────────────────────────────────────────────────────────────
@@ -379,8 +327,11 @@ def _swap(swap: Swap) -> None:
     """Idempotent: once it is done, nothing is staged."""
     try:
         if Path(swap.staged).exists():
-            with contextlib.suppress(FileExistsError, FileNotFoundError):
+            try:
                 os.link(swap.path, swap.before)
+            except OSError as error:
+                if error.errno not in _NO_SECOND_NAME:
+                    raise
             Path(swap.staged).replace(swap.path)
             sync_folder(Path(swap.path).parent)
     except OSError as error:
@@ -422,7 +373,36 @@ def _is_overtaken(restore_host: RestoreHost, swap: str) -> bool:
     """Whether the guest was started before the run went on, and has written to its present disk."""
     new, path, mark, vm_id = json.loads(swap)
     domain = restore_host.domain("lookupByUUIDString", vm_id)
-    return Path(new).exists() and (mark != _mark(path) or (domain is not None and _runs(domain)))
+    return Path(new).exists() and (mark != _mark(path) or (domain is not None and present.runs(domain)))
+
+
+def _zfs(*arguments: str) -> None:
+    """What is gone already is no error."""
+    try:
+        Zfs()(*arguments)
+    except ZfsRefused as refused:
+        if refused.reason != "missing":
+            raise
+
+
+def _roll_back(restore_host: RestoreHost, run_id: UUID, name: str) -> None:
+    """Goes back to a snapshot. It stays, for a person to decide, where that would take what the guest or others did
+    meanwhile."""
+    snapshot, vm_id = json.loads(name) if name.startswith("[") else (name, "")  # an earlier version named no guest
+    domain, why = restore_host.domain("lookupByUUIDString", vm_id), ""
+    if domain is not None and present.runs(domain):
+        why = "its guest was started"
+    else:
+        try:
+            _zfs("rollback", snapshot)
+        except ZfsRefused as refused:
+            if refused.reason != "newer":
+                raise
+            why = "it has newer snapshots"
+    if why:
+        _log.error("a volume is not rolled back", why=why, kept=snapshot, run=str(run_id), guest=vm_id)
+    else:
+        _zfs("destroy", snapshot)
 
 
 def undo(restore_host: RestoreHost) -> dict[str, Undo]:
@@ -444,20 +424,9 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
         except OSError as error:
             raise DiskWriteFailed(f"{Path(name).name} cannot be removed: {error.strerror}") from error
 
-    def zfs(*arguments: str) -> None:
-        try:
-            Zfs()(*arguments)
-        except ZfsRefused as refused:
-            if refused.reason != "missing":
-                raise
-
-    def snapshot(run_id: UUID, name: str) -> None:
-        zfs("rollback", name)
-        zfs("destroy", name)
-
     def defined(run_id: UUID, xml: str) -> None:
         with translated(Internal, "libvirt does not accept the domain's definition"):
-            _define(restore_host, xml)
+            present.define(restore_host, xml)
 
     def checkpoints(run_id: UUID, vm_id: str) -> None:
         """libvirt's records of them: the bitmaps themselves were in the old disks."""
@@ -469,8 +438,8 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     undos: dict[str, Undo] = {
         "staged": staged,
         "swap": swap,
-        "snapshot": snapshot,
-        "dropped": lambda run_id, name: zfs("destroy", name),
+        "snapshot": lambda run_id, name: _roll_back(restore_host, run_id, name),
+        "dropped": lambda run_id, name: _zfs("destroy", name),
         "defined": defined,
         CHECKPOINTS: checkpoints,
         RESTORED: lambda run_id, name: None,

@@ -63,7 +63,7 @@ class Restoring:
         undo: dict[str, Undo] = {"folder": _remove_folder}
         if restore_host is not None:
             undo |= new_domain.undo(restore_host) | in_place.undo(restore_host) | boot_test.undo(restore_host)
-        self.ledger = Ledger(rows.ledger, "run", host=host, undo=undo)
+        self.ledger = Ledger(rows.ledger, "run", host=host, undo=undo, order=in_place.ORDER)
         self.restore_host = restore_host
 
     def asked(self, run: BackupRun, point: RestorePoint, request: RestoreRequest) -> BackupRun:

@@ -1,0 +1,93 @@
+"""The guest of a restore in place as it is now: whether it runs, its definition, and where its disks are."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from synvirt.backups.restores import domain as restoring_domain
+from synvirt.backups.restores.domain import Place, Rewritten
+from synvirt.backups.restores.host import RestoreHost
+from synvirt.destinations.zfs_links import zvol_name
+from synvirt.errors import BackupConflict, Internal, SourceRunning, SourceUnsupported
+from synvirt.kvm.connection import load, translated
+
+
+def runs(domain: Any) -> bool:
+    """Whether the guest runs, or its memory is saved. Internal."""
+    with translated(Internal, "the hypervisor does not say whether the guest runs"):
+        return bool(domain.isActive() or domain.hasManagedSaveImage())
+
+
+def refuse_running(domain: Any) -> None:
+    """SourceRunning, Internal."""
+    if runs(domain):
+        raise SourceRunning(
+            f"{domain.name()} runs, or its memory is saved: its disks cannot be replaced",
+            hint="shut it down first (saved memory: virsh managedsave-remove), or restore to a new domain",
+        )
+
+
+def xml_of(domain: Any) -> str:
+    """The guest's definition, with its secrets. libvirtError."""
+    libvirt = load()
+    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
+
+
+def definition(domain: Any) -> Rewritten:
+    """The guest's definition. Internal."""
+    with translated(Internal, "the hypervisor does not say how the guest is defined"):
+        return restoring_domain.parsed(xml_of(domain))
+
+
+def disks_of(now: Rewritten) -> Iterator[tuple[str, Place]]:
+    """Each disk with data, by its target: where it is."""
+    for disk in now.devices.iterfind("disk"):
+        target = restoring_domain.target_of(disk)
+        if target in restoring_domain.targets(now):
+            source, driver = disk.find("source"), disk.find("driver")
+            path = "" if source is None else source.get("file") or source.get("dev") or ""
+            yield target, Place(path, disk.get("type", "file"), "raw" if driver is None else driver.get("type", "raw"))
+
+
+def define(restore_host: RestoreHost, xml: str) -> None:
+    """libvirtError, where libvirt does not accept the definition."""
+    restore_host.connection.use().defineXML(xml)
+
+
+def check_place(target: str, place: Place, size: int) -> None:
+    """Checks that a disk of `size` bytes can be written there. SourceUnsupported, BackupConflict."""
+    try:
+        mode = Path(place.path).stat().st_mode
+        expected = stat.S_ISBLK if place.device_type == "block" else stat.S_ISREG
+        if not expected(mode):
+            raise SourceUnsupported(f"disk {target} is not the {place.device_type} that its domain says")
+        if place.device_type == "block":
+            if place.format != "raw":
+                raise SourceUnsupported(f"disk {target} is a block device of format {place.format}")
+            if size_of(place) < size:
+                raise BackupConflict(
+                    f"disk {target} has {size_of(place)} bytes now, and had {size}",
+                    hint="grow the volume to what it was, or restore to a new domain",
+                )
+    except OSError as error:
+        raise SourceUnsupported(f"disk {target} cannot be reached: {error.strerror}") from error
+
+
+def size_of(place: Place) -> int:
+    """The size of a device in bytes. OSError."""
+    with Path(place.path).open("rb") as file:
+        return file.seek(0, os.SEEK_END)
+
+
+def zfs_volume(path: str) -> str | None:
+    """The name of the zfs volume that the device is; None, where it is none."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return zvol_name(descriptor)
+        finally:
+            os.close(descriptor)
+    return None
