@@ -1,10 +1,10 @@
-"""A thousand jobs in the list, and a service that is started again under an open page."""
+"""More than a thousand jobs in the list, and a service that is started again under an open page."""
 
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from synvirt.model.job import Progress
 from synvirt.model.kinds import State
@@ -14,29 +14,53 @@ from tests.web import jobs
 from tests.web.conftest import opened, serious, serving
 
 
-def test_a_thousand_jobs(browser: Browser, served: tuple[Service, str]) -> None:
+def names_on_all_pages(page: Page, rows: str, further: str) -> list[str]:
+    """Each page has a hundred jobs at most, and leads to the next."""
+    found = list[str]()
+    while True:
+        names = page.locator(f"{rows} li a").all_text_contents()
+        assert len(names) <= 100
+        found += names
+        link = page.get_by_role("link", name=further)
+        if not link.count():
+            return found
+        page.goto(str(link.get_attribute("href")))
+
+
+def test_more_than_a_thousand_jobs(browser: Browser, served: tuple[Service, str]) -> None:
     service, address = served
+    for number in range(150):
+        jobs.added(service, f"waiting-{number}", (State.QUEUED, 9))
     running = [jobs.added(service, f"running-{n}", (State.QUEUED, 9), (State.COPYING_FULL, 8)) for n in range(300)]
-    ended = [jobs.added(service, f"ended-{n}", (State.QUEUED, 9), (State.COMPLETED, 8)) for n in range(700)]
+    for number in range(700):
+        jobs.added(service, f"ended-{number}", (State.QUEUED, 9), (State.COMPLETED, 8))
+    for number in range(150):
+        jobs.added(service, f"later-{number}", (State.QUEUED, 9))
     with opened(browser, address) as context:
         page = context.new_page()
         page.goto("/")
-        expect(page.locator("#under-way > li")).to_have_count(300)
-        for job_id in running[:100]:
+        expect(page.locator("#under-way > li")).to_have_count(200)
+        # Those that have begun come first, and those that ended are there, however many wait.
+        expect(page.locator("#under-way > li").first).to_contain_text("running-299")
+        for job_id in running[200:]:
             service.board.pin(job_id, State.COPYING_FULL, Progress(bytes_total=100, bytes_done=42))
-        for job_id in (running[0], running[99]):
+        for job_id in (running[200], running[299]):
             expect(page.locator(f"#figures-{job_id}")).to_contain_text("42 %")
-        seen = set()
-        while True:
-            names = page.locator("section[aria-labelledby=h-ended] li a").all_text_contents()
-            seen |= set(names)
-            assert len(names) <= 100
-            older = page.get_by_role("link", name="Older")
-            if not older.count():
-                break
-            older.click()
-            page.wait_for_load_state("load")
-        assert seen == {f"ended-{n}" for n in range(len(ended))}
+        assert names_on_all_pages(page, "section[aria-labelledby=h-ended]", "Older") == [
+            f"ended-{n}" for n in range(699, -1, -1)
+        ]
+        assert serious(page) == []
+        page.goto("/")
+        page.goto(str(page.get_by_role("link", name="More that have begun").get_attribute("href")))
+        expect(page.locator(f"#job-{running[150]}")).to_have_count(1)
+        service.board.pin(running[150], State.COPYING_FULL, Progress(bytes_total=100, bytes_done=43))
+        expect(page.locator(f"#figures-{running[150]}")).to_contain_text("43 %")
+        begun = names_on_all_pages(page, ".jobs", "More that have begun")
+        assert begun == [f"running-{n}" for n in range(199, -1, -1)]
+        page.goto("/")
+        page.goto(str(page.get_by_role("link", name="More that wait").get_attribute("href")))
+        waits = names_on_all_pages(page, ".jobs", "More that wait")
+        assert waits == [f"later-{n}" for n in range(49, -1, -1)] + [f"waiting-{n}" for n in range(149, -1, -1)]
         assert serious(page) == []
 
 

@@ -129,7 +129,7 @@ class _Figure(Generic[S]):
 
 class Feed(Generic[E, S]):
     """The events of jobs, for all clients in one event loop. It looks as long as there are clients. `elsewhere`: the figures of
-    jobs that other hosts run, from the store; called in a thread.
+    jobs that other hosts run, from the store; called in a thread. None: there are no other hosts.
 
     All events after `_since` and up to `_cursor` are in `_kept`.
     """
@@ -142,7 +142,7 @@ class Feed(Generic[E, S]):
         *,
         stopping: Callable[[], bool],
         pace: Pace,
-        elsewhere: Callable[[], Mapping[UUID, tuple[S, Progress]]] = dict,
+        elsewhere: Callable[[], Mapping[UUID, tuple[S, Progress]]] | None = None,
     ) -> None:
         self._events, self._board, self._words, self._stopping, self._pace = events, board, words, stopping, pace
         self._ask_elsewhere = elsewhere
@@ -206,7 +206,7 @@ class Feed(Generic[E, S]):
         try:
             while self._listeners and not self._stopping():
                 now, before = time.monotonic(), (self._cursor, self._versions)
-                if now - asked_elsewhere_at >= self._pace.ask_elsewhere_every_s:
+                if self._ask_elsewhere is not None and now - asked_elsewhere_at >= self._pace.ask_elsewhere_every_s:
                     asked_elsewhere_at = now
                     self._elsewhere = await run_in_threadpool(self._ask_elsewhere)
                 if self._board.commits != commits or now - asked_at >= self._pace.ask_every_s:

@@ -29,8 +29,9 @@ class Points:
         texts, following = self._rows.page("point", host=self._host, limit=limit, cursor=cursor, only=only)
         return readable(RestorePoint, texts), following
 
-    def all(self) -> list[RestorePoint]:
-        return readable(RestorePoint, self._rows.all("point", host=self._host))
+    def all(self, only: Mapping[str, Sequence[str]] | None = None) -> list[RestorePoint]:
+        """All points, oldest first. `only`: as in the store's page."""
+        return readable(RestorePoint, self._rows.all("point", host=self._host, only=only))
 
     def put(self, point: RestorePoint) -> RestorePoint:
         """Writes the point, new or changed."""

@@ -71,8 +71,13 @@ class Intake:
         self._repair = repair
         self._taking_over = taking_over
 
-    def figures_elsewhere(self) -> dict[UUID, tuple[State, Progress]]:
-        """The state and the progress of the jobs that other hosts copy, as they are stored. Blocks."""
+    @property
+    def figures_elsewhere(self) -> Callable[[], dict[UUID, tuple[State, Progress]]] | None:
+        """Gives the state and the progress of the jobs that other hosts copy, as they are stored; it blocks. None: this host
+        has the store alone."""
+        return self._figures_elsewhere if self.store.is_shared else None
+
+    def _figures_elsewhere(self) -> dict[UUID, tuple[State, Progress]]:
         return {job.id: (job.state, job.progress) for job in self.store.copying_elsewhere(host=self._host)}
 
     def dry_run(self, plan: MigrationPlan) -> DryRun:

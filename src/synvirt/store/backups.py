@@ -123,10 +123,19 @@ class BackupRows:
         with self._reading() as db:
             return [(row.number, row.document) for row in db.execute(query.order_by(backups.c.number).limit(limit))]
 
-    def all(self, kind: Kind, *, host: str, states: tuple[str, ...] | None = None) -> list[str]:
-        """All documents of a kind, oldest first."""
+    def all(
+        self,
+        kind: Kind,
+        *,
+        host: str,
+        states: tuple[str, ...] | None = None,
+        only: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[str]:
+        """All documents of a kind, oldest first. `only`: as in `page`."""
         chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
         query = select(backups.c.document).where(*chosen)
+        if only:
+            query = query.where(fields_are(backups.c.document, only))
         if states is not None:
             query = query.where(backups.c.state.in_(states))
         with self._reading() as db:

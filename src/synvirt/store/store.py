@@ -117,6 +117,11 @@ class Store:
             self._engine.dispose()
             raise
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts may have the same store: SQLite is one host's."""
+        return self._engine.dialect.name == "postgresql"
+
     def close(self) -> None:
         self._engine.dispose()
 

@@ -1,26 +1,32 @@
 """{base_url}/: all migrations, unended ones first, each with live figures."""
 
-import re
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
-from synvirt.api.stream import Feed, Pace, Words
+from synvirt.api.paging import Cursor, Number, number_of
+from synvirt.api.stream import Feed, Pace, Words, event_id_of
 from synvirt.migrations.intake import Intake
 from synvirt.model.job import Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import ENDS, State
 from synvirt.store import Event
-from synvirt.store.documents import parsed, readable
+from synvirt.store.documents import Unreadable, parsed, readable
+from synvirt.store.filters import Only
 from synvirt.web.pages import HEADERS, Pages
 
-# As many as people look through; a link leads to the rest.
-ENDED_ON_A_PAGE = 100
-# The digits of SQL's BIGINT.
-NUMBER = r"^[0-9]{1,18}$"
+# The parts of the list, by the states of their jobs.
+Part = Literal["begun", "queued", "ended"]
+PARTS: Mapping[Part, Only] = {
+    "begun": Only(states=tuple(state for state in State if state not in {State.QUEUED, *ENDS})),
+    "queued": Only(states=(State.QUEUED,)),
+    "ended": Only(states=tuple(ENDS)),
+}
+# Jobs of a part on one page: as many as people look through. Links lead to the rest.
+ON_A_PAGE = 100
 STREAM_HEADERS = HEADERS | {"X-Accel-Buffering": "no"}
 
 
@@ -30,7 +36,10 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
     store, board = intake.store, intake.board
 
     def changed_row(event: Event) -> bytes:
-        job, number = parsed(Migration, event.document), str(event.id)
+        try:
+            job, number = parsed(Migration, event.document), str(event.id)
+        except Unreadable:  # doctor reports it; the list goes on without it
+            return b""
         if job.state == State.QUEUED:
             # The page may have been made after this event: then its row for the job gives way to the new one.
             gone = format_sse_event(event=f"job-{job.id}", data_str="gone")
@@ -44,24 +53,26 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
 
     feed = Feed(store, board, Words(changed_row, figures_of), stopping=stopping, pace=pace, elsewhere=intake.figures_elsewhere)
 
+    def jobs_of(part: Part, cursor: int | None = None) -> tuple[list[Migration], int | None]:
+        documents, following = store.documents(limit=ON_A_PAGE, cursor=cursor, only=PARTS[part])
+        return [board.current(job) for job in readable(Migration, documents)], following
+
     @router.get("/")
-    def jobs(cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
+    def jobs(cursor: Cursor = None, part: Part = "ended") -> Response:
+        """The newest of each part; with a cursor, the next page of one."""
         # Before the jobs are read: what happens in between is sent twice, but never missed.
-        newest = store.last_event_id()
-        under_way = [] if cursor else [board.current(job) for job in reversed(store.unended())]
-        documents, following = store.documents(limit=ENDED_ON_A_PAGE, cursor=int(cursor) if cursor else None)
-        read = readable(Migration, documents)
-        ended = [job for job in read if job.state in ENDS]
-        return pages.page("jobs.html", under_way=under_way, ended=ended, following=following, cursor=cursor, newest=newest)
+        newest, after = store.last_event_id(), number_of(cursor)
+        shown = {part: jobs_of(part, after)} if after is not None else {one: jobs_of(one) for one in PARTS}
+        return pages.page("jobs.html", parts=shown, cursor=cursor, newest=newest)
 
     @router.get("/events")
     async def events(
-        after: Annotated[str, Query(pattern=NUMBER)],
+        after: Annotated[Number, Query()],
         last_event_id: Annotated[str, Header(alias="Last-Event-ID")] = "",
     ) -> Response:
         """Parts of the list as they change. `after`: what the page has seen already."""
-        # A foreign id (a proxy's) is no reason to refuse a browser.
-        seen = int(last_event_id if re.fullmatch(NUMBER, last_event_id) else after)
-        return EventSourceResponse(feed.follow(job_id=None, last_event_id=seen), headers=STREAM_HEADERS)
+        seen = event_id_of(last_event_id)
+        stream = feed.follow(job_id=None, last_event_id=after if seen is None else seen)
+        return EventSourceResponse(stream, headers=STREAM_HEADERS)
 
     return router

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from synvirt.api.paging import Cursor, number_of
 from synvirt.errors import SynvirtError
 from synvirt.live.form import Form as Takes
 from synvirt.migrations.sources.registered import Sources
@@ -18,7 +19,6 @@ from synvirt.model.kinds import LiveKind
 from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTest
 from synvirt.web.fields import Field, explained, fields, judged, label, typed, values
 from synvirt.web.forms import Form, Sent
-from synvirt.web.jobs import NUMBER
 from synvirt.web.pages import Pages
 from synvirt.web.words import kind_words
 
@@ -66,9 +66,9 @@ class SourcePages:
     def __init__(self, pages: Pages, sources: Sources) -> None:
         self._pages, self._sources = pages, sources
 
-    def listed(self, cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
+    def listed(self, cursor: Cursor = None) -> Response:
         """The sources, newest first."""
-        items, following = self._sources.page(limit=ON_A_PAGE, cursor=int(cursor) if cursor else None)
+        items, following = self._sources.page(limit=ON_A_PAGE, cursor=number_of(cursor))
         return self._pages.page("sources/list.html", sources=items, following=following, cursor=cursor)
 
     def kinds(self) -> Response:

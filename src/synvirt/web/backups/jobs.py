@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.responses import Response
 
+from synvirt.api.paging import Cursor, number_of
 from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, PointFate
 from synvirt.backups.retiring import fates
 from synvirt.backups.service import Backups
@@ -16,7 +17,6 @@ from synvirt.jobs.instant import is_started
 from synvirt.web.backups.words import WORDS
 from synvirt.web.fields import Field, fields, judged, typed, values
 from synvirt.web.forms import Form, Sent
-from synvirt.web.jobs import NUMBER
 from synvirt.web.pages import Pages
 from synvirt.web.words import moment
 
@@ -39,11 +39,6 @@ _LOSING = (
 )
 
 T = TypeVar("T")
-After = Annotated[str | None, Query(pattern=NUMBER)]
-
-
-def number(cursor: str | None) -> int | None:
-    return int(cursor) if cursor else None
 
 
 def found(get: Callable[[UUID], T], id_: UUID | None) -> T | None:
@@ -62,9 +57,9 @@ class BackupPages:
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def jobs(self, cursor: After = None) -> Response:
+    def jobs(self, cursor: Cursor = None) -> Response:
         """The backup jobs, each with its last run."""
-        jobs, following = self._backups.jobs(limit=ON_A_PAGE, cursor=number(cursor))
+        jobs, following = self._backups.jobs(limit=ON_A_PAGE, cursor=number_of(cursor))
         runs = {job.last_run_id: run for job in jobs if (run := found(self._backups.runs.get, job.last_run_id)) is not None}
         known = {job.repository_id: found(self._backups.repositories.get, job.repository_id) for job in jobs}
         return self._pages.page(
@@ -96,8 +91,8 @@ class BackupPages:
 
     def _fates(self, job: BackupJob) -> dict[UUID, PointFate]:
         """What retention would do with each point now, by this host's data: a repository that is away is not waited for."""
-        mine = [point for point in self._backups.points.all() if point.job_id == job.id]
-        here = [point for point in mine if point.repository_id == job.repository_id]
+        of_job = {"job_id": [str(job.id)], "repository_id": [str(job.repository_id)]}
+        here = self._backups.points.all(of_job)
         protected = {point.id for point in here if point.protected}
         return {fate.restore_point_id: fate for fate in fates(here, job.retention, protected=protected)}
 
@@ -186,9 +181,9 @@ class BackupPages:
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def runs(self, cursor: After = None) -> Response:
+    def runs(self, cursor: Cursor = None) -> Response:
         """The runs, newest first."""
-        runs, following = self._backups.runs.page(limit=ON_A_PAGE, cursor=number(cursor))
+        runs, following = self._backups.runs.page(limit=ON_A_PAGE, cursor=number_of(cursor))
         jobs, _ = self._backups.jobs(limit=LOOKED_THROUGH, cursor=None)
         return self._pages.page(
             "backups/runs.html",

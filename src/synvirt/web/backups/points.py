@@ -7,10 +7,11 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from synvirt.api.paging import Cursor, number_of
 from synvirt.backups.model import RestorePoint, RestorePointChange, RestoreRequest
 from synvirt.backups.service import Backups
 from synvirt.errors import BadRequest, SynvirtError
-from synvirt.web.backups.jobs import ON_A_PAGE, After, found, number
+from synvirt.web.backups.jobs import ON_A_PAGE, found
 from synvirt.web.fields import Field, fields, judged, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
@@ -74,9 +75,9 @@ class PointPages:
     def __init__(self, pages: Pages, backups: Backups) -> None:
         self._pages, self._backups = pages, backups
 
-    def points(self, cursor: After = None) -> Response:
+    def points(self, cursor: Cursor = None) -> Response:
         """The restore points, newest first."""
-        points, following = self._backups.points.page(limit=ON_A_PAGE, cursor=number(cursor))
+        points, following = self._backups.points.page(limit=ON_A_PAGE, cursor=number_of(cursor))
         return self._pages.page("backups/points.html", points=points, following=following, cursor=cursor)
 
     def point(self, point_id: UUID) -> Response:

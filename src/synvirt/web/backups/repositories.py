@@ -6,10 +6,11 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from synvirt.api.paging import Cursor, number_of
 from synvirt.backups.model import BackupRepositoryRequest, PeerRequest, SealedKeyRequest
 from synvirt.backups.service import Backups
 from synvirt.errors import SynvirtError
-from synvirt.web.backups.jobs import ON_A_PAGE, After, number
+from synvirt.web.backups.jobs import ON_A_PAGE
 from synvirt.web.fields import Field, fields, judged, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
@@ -50,9 +51,9 @@ class RepositoryPages:
     def __init__(self, pages: Pages, backups: Backups) -> None:
         self._pages, self._backups = pages, backups
 
-    def repositories(self, cursor: After = None) -> Response:
+    def repositories(self, cursor: Cursor = None) -> Response:
         """The repositories, newest first."""
-        items, following = self._backups.repositories.page(limit=ON_A_PAGE, cursor=number(cursor))
+        items, following = self._backups.repositories.page(limit=ON_A_PAGE, cursor=number_of(cursor))
         return self._pages.page("backups/repositories.html", repositories=items, following=following, cursor=cursor)
 
     def repository(self, repository_id: UUID, is_new: bool = False) -> Response:
