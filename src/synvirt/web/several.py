@@ -4,7 +4,7 @@ job."""
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
+from synvirt.api.problems import incident
 from synvirt.api.routes.destinations import shown
 from synvirt.errors import BadRequest, SynvirtError
 from synvirt.model.job import Migration
@@ -68,9 +69,11 @@ class Several:
         judged: list[Candidate] = []
         mistakes: dict[str, str] = {}
         for one in candidates:
-            found = one.found if one.vm_id in form.many("take") else None
-            if found is None:
+            if one.vm_id not in form.many("take"):
                 judged.append(one)
+                continue
+            if (found := one.found) is None:
+                judged.append(replace(one, mistakes={"take": "it cannot be inspected now: leave it out, or try again"}))
                 continue
             made = filled(_own(form, one.vm_id, found), ref=found.ref, source=found.source, manifest=found.manifest)
             own = {name: words for name, words in made.mistakes.items() if name in OWN}
@@ -97,7 +100,9 @@ class Several:
         return self.setup.pages.page("new/several_review.html", source=source, made=made, form=form)
 
     def submit(self, plans: list[MigrationPlan]) -> Response:
-        """Each on its own: a refused one does not stop the others."""
+        """Each on its own: a refused one does not stop the others. BadRequest, if there is none."""
+        if not plans:
+            raise BadRequest("the page sent no plan", hint="start again at New migration")
         begun: list[Migration] = []
         refused: list[tuple[MigrationPlan, SynvirtError]] = []
         for plan in plans:
@@ -105,6 +110,8 @@ class Several:
                 begun.append(self.setup.intake.submit(plan))
             except SynvirtError as error:
                 refused.append((plan, error))
+            except Exception as error:
+                refused.append((plan, incident(error)))
         if refused:
             status = refused[0][1].status
             return self.setup.pages.page("new/several_result.html", status=status, begun=begun, refused=refused)

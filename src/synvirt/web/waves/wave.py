@@ -13,13 +13,16 @@ from fastapi.routing import APIRouter
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from synvirt.api.paging import Cursor, number_of
 from synvirt.errors import BadRequest
 from synvirt.fleet.forecasting import Forecaster, WhatIf
 from synvirt.fleet.model import (
     MEMBER_ENDS,
+    MEMBERS_MAX,
     WAVE_ENDS,
     ApprovalRequest,
     Member,
+    MemberId,
     MemberState,
     RollBackRequest,
     Wave,
@@ -37,7 +40,8 @@ from synvirt.model.values import now
 from synvirt.offline.units import size_bytes
 from synvirt.rehearsals.asking import Rehearsing
 from synvirt.sizes import duration
-from synvirt.web.backups.jobs import ON_A_PAGE, After, number
+from synvirt.web.backups.jobs import ON_A_PAGE
+from synvirt.web.fields import judged
 from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
 from synvirt.web.waves.new import NewWavePages
@@ -170,16 +174,16 @@ class WavePages:
         self._pages, self._waves, self._forecaster, self._deliveries = pages, waves, forecaster, deliveries
         self._rehearsing = rehearsing
 
-    def waves(self, cursor: After = None) -> Response:
+    def waves(self, cursor: Cursor = None) -> Response:
         """The waves, newest first."""
-        items, following = self._waves.page(limit=ON_A_PAGE, cursor=number(cursor))
+        items, following = self._waves.page(limit=ON_A_PAGE, cursor=number_of(cursor))
         return self._pages.page("waves/list.html", waves=items, following=following, cursor=cursor)
 
     def wave(
         self,
         wave_id: UUID,
         state: MemberState | None = None,
-        after: Annotated[int, Query(ge=0)] = 0,
+        after: Annotated[int, Query(ge=0, le=MEMBERS_MAX)] = 0,
     ) -> Response:
         """`after`: how many members come before this page's."""
         return self._pages.page("waves/wave.html", **self._values(wave_id, state, after))
@@ -223,7 +227,11 @@ class WavePages:
         return self._pages.see(f"/waves/{wave_id}")
 
     def confirm_member(
-        self, wave_id: UUID, member_id: str, action_name: MemberActionName, approver: Annotated[str, Query(max_length=255)] = ""
+        self,
+        wave_id: UUID,
+        member_id: MemberId,
+        action_name: MemberActionName,
+        approver: Annotated[str, Query(max_length=255)] = "",
     ) -> Response:
         """Asks whether to do this to a member."""
         member, action = member_of(self._waves.rows.member(wave_id, member_id)), MEMBER_ACTIONS[action_name]
@@ -241,13 +249,12 @@ class WavePages:
             hidden=[("approver", approver)] if action_name == "approve" else [],
         )
 
-    def act_on_member(self, wave_id: UUID, member_id: str, action_name: MemberActionName, form: Sent) -> Response:
+    def act_on_member(self, wave_id: UUID, member_id: MemberId, action_name: MemberActionName, form: Sent) -> Response:
         """Does it, and leads back to the wave."""
         match action_name:
             case "approve":
-                if not (approver := form.text("approver")):
-                    raise BadRequest("approver: is missing")
-                self._waves.approve(wave_id, ApprovalRequest(approver=approver, members=(member_id,)))
+                asked = {"approver": form.text("approver"), "members": (member_id,)}
+                self._waves.approve(wave_id, judged(ApprovalRequest, asked))
             case "skip":
                 self._waves.skip(wave_id, member_id)
             case "retry":
