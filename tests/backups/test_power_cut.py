@@ -1,6 +1,8 @@
-"""What belongs to a guest besides its disks, after a power cut: libvirt takes an empty file for what it should be."""
+"""After a power cut: what belongs to a guest besides its disks, as libvirt takes an empty file for what it should be; and what
+a restore says it has made."""
 
 import base64
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,14 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.backups.model import RestoreRequest
 from synvirt.backups.restores import in_place
 from synvirt.backups.restores.new_domain import put_tpm
 from synvirt.hypervisor import libvirt_host
 from synvirt.hypervisor.domain_xml import Firmware
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.sizes import KIB
+from tests.backups.test_service import House, disk_content
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 
@@ -74,6 +78,15 @@ def test_the_state_of_a_restored_tpm_survives(
     assert [survives(one) for one in (file, *list(file.parents)[:3])] == [True] * 4
 
 
+def test_a_completed_export_survives_with_all_that_is_in_it(tmp_path: Path, survives: Callable[[Path], bool]) -> None:
+    with contextlib.closing(House(tmp_path)) as house:
+        house.image("web", disk_content())
+        (point,) = house.run(house.job("web")).restore_point_ids
+        assert house.ended(house.backups.restore(point, RestoreRequest(target="export", name="out"))).error is None
+    export = tmp_path / "exports/out"
+    assert [survives(one) for one in (export.parent, export, export / "domain.xml")] == [True] * 3
+
+
 def test_what_a_restore_puts_in_place_survives_before_it_is_said_to_be_there(
     tmp_path: Path, survives: Callable[[Path], bool]
 ) -> None:
@@ -81,7 +94,8 @@ def test_what_a_restore_puts_in_place_survives_before_it_is_said_to_be_there(
     disk, copying = tmp_path / "disk.raw", cast("Any", SimpleNamespace(under_way=SimpleNamespace(run=SimpleNamespace(id=RUN))))
     disk.write_bytes(b"now")
     ledger, host = cast("Any", SimpleNamespace(record=lambda *_: None)), restore_host_of(tmp_path, FakeHypervisor())
-    restored = in_place._Restored(host, ledger, copying, None, resumed=False)
+    guest = cast("Any", SimpleNamespace(UUIDString=lambda: str(RUN)))
+    restored = in_place._Restored(host, ledger, copying, lambda: guest, resumed=False)
     with restored._staged(disk) as staged:
         staged.write_bytes(b"then")
     assert (survives(staged), survives(tmp_path)) == (True, True)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synvirt.blocks import Extent
+from synvirt.blocks import Extent, Place
 from synvirt.copying import copy
 from synvirt.disks.raw import cloning
 from synvirt.disks.raw.cloning import Rest, clone
@@ -108,6 +108,22 @@ def test_the_clone_and_a_copy_of_the_rest_are_the_disk(
         assert target.read_bytes() == content[min(offset, len(content)) :]
         rest.close()
         writer.close()
+
+
+@given(start=st.integers(0, 3 * BLOCK), length=st.integers(1, 6 * BLOCK), shift=st.sampled_from([-BLOCK, 0, 5 * BLOCK, 512, 1]))
+@settings(deadline=None)
+def test_all_whole_blocks_of_a_place_are_cloned_and_no_byte_beside_it(start: int, length: int, shift: int) -> None:
+    """What is beside it belongs to something else, on both sides. The place itself may begin and end anywhere."""
+    place = Place(start + BLOCK, length, 7, start + BLOCK + shift)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(cloning, "STEP_BYTES", 2 * BLOCK)
+        pieces = list(cloning._pieces(iter([place]), BLOCK))
+    assert all(
+        (one.at - one.start, one.descriptor, one.start % BLOCK, one.length % BLOCK) == (shift, 7, 0, 0) for one in pieces
+    )
+    cloned = [at for one in pieces for at in range(one.start, one.start + one.length, BLOCK)]
+    whole = [at for at in range(0, 16 * BLOCK, BLOCK) if place.start <= at and at + BLOCK <= place.start + length]
+    assert cloned == ([] if shift % BLOCK else whole)
 
 
 @given(

@@ -93,3 +93,12 @@ def test_a_size_that_the_file_system_refuses(tmp_path: Path) -> None:
     with pytest.raises(DiskWriteFailed, match="cannot be made"), new_file(tmp_path / "disk.raw", 1 << 62):
         pytest.fail("it was opened")
     assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_its_name_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, replace: bool) -> None:
+    synced: list[list[str]] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append([one.name for one in os.scandir(descriptor)]))
+    with new_file(tmp_path / "disk.raw", SIZE, replace=replace):
+        pass
+    assert synced == [["disk.raw"]]
