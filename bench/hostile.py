@@ -238,7 +238,7 @@ def listed(answer: bytes) -> None:
 
 def restore_point(reader: str) -> bytes:
     """That part of a good one."""
-    from tests.backups.test_restoring_domain import XML
+    from tests.backups.restores.test_restoring_domain import XML
     from tests.jobs.test_points import made
 
     if reader == "point-domain.xml":

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -27,8 +27,8 @@ from synvirt.repository.manifest import DiskMap, Manifest, Mark, Named, Sealed, 
 from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Repository, create
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
-from tests.backups.test_restore_script import _run as script
-from tests.backups.test_service import House, disk_content
+from tests.backups.house import House, disk_content
+from tests.backups.restores.test_restore_script import _run as script
 from tests.fakes.backups import authors_of, backups_of
 from tests.needs import need
 from tests.running.processes import until
@@ -214,13 +214,6 @@ class Forger(Authors):
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
-    yield made
-    made.close()
 
 
 def backed_up(house: House) -> UUID:

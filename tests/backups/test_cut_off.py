@@ -1,8 +1,6 @@
 """Runs that are cut off, by the service's end or a lost lease, or that wait: for a repository, or for the store."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +16,8 @@ from synvirt.errors import BackupConflict, BackupNotFound, PersistFailed
 from synvirt.jobs import runner
 from synvirt.repository.folder import HostFolder
 from synvirt.store.backups import Row
-from tests.backups.test_service import House, disk_content
+from tests.backups.house import House, disk_content
 from tests.running.processes import until
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_run_that_the_services_end_cut_off_goes_on(house: House) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BackupNotFound
-from tests.backups.test_service import House, disk_content
+from tests.backups.house import House, disk_content
 
 
 def test_changes_of_a_point_at_the_same_time_lose_nothing_and_bring_back_none(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from synvirt.backups.limits import Limits
 from synvirt.backups.model import RestoreRequest
 from synvirt.jobs.slots import Slots, guests_of, repository
-from tests.backups.test_service import House, disk_content
+from tests.backups.house import House, disk_content
 from tests.fakes.backups import backups_of
 from tests.running.processes import until
 

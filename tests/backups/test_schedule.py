@@ -1,7 +1,7 @@
 """Jobs that run by themselves: when, once each time, made up for after a time without the service."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from synvirt.backups.schedule import Schedule, next_time
 from synvirt.backups.scheduling import looking, running
 from synvirt.errors import PersistFailed
 from synvirt.store.backups import Row
-from tests.backups.test_service import House, disk_content
+from tests.backups.house import House, disk_content
 from tests.running.processes import until
 
 SCHEDULE: TypeAdapter[str] = TypeAdapter(Schedule)
@@ -27,11 +27,9 @@ LONG_S = 60
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
-    made.image("web", disk_content())
-    yield made
-    made.close()
+def house(house: House) -> House:
+    house.image("web", disk_content())
+    return house
 
 
 @pytest.mark.parametrize(

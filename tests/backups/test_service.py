@@ -1,7 +1,7 @@
 """Jobs, runs and restore points as data: what is completed can be restored, what is not leaves nothing behind."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -12,7 +12,6 @@ import pytest
 
 from synvirt.backups.model import (
     ENDS,
-    BackupJob,
     BackupJobChange,
     BackupJobRequest,
     BackupRepositoryRequest,
@@ -29,62 +28,8 @@ from synvirt.model.values import now
 from synvirt.repository import garbage, packs, verify
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository, condemned_packs
-from synvirt.store import Store
-from tests.drawn import drawn
-from tests.fakes.backups import FakeGuests, backups_of, ended
+from tests.backups.house import House, disk_content
 from tests.running.processes import until
-
-
-class House:
-    """A host with guests of one raw disk each."""
-
-    def __init__(self, folder: Path, *, started: bool = True) -> None:
-        self.folder = folder
-        (folder / "repository").mkdir(exist_ok=True)
-        self.store = Store(f"sqlite:///{folder / 'test.db'}")
-        self.guests = FakeGuests(folder / "images")
-        self.backups = backups_of(self.store, self.guests, folder)
-        if started:
-            self.backups.start()
-
-    def image(self, name: str, content: bytes) -> None:
-        self.guests.image(name, content)
-
-    def repository(self, *, recovery_key: str | None = None) -> UUID:
-        path = str(self.folder / "repository")
-        request = BackupRepositoryRequest(name="here", kind="local", path=path, recovery_key=recovery_key)
-        return self.backups.add_repository(request).id
-
-    def job(self, *vm_ids: str, repository: UUID | None = None, retention: Retention | None = None) -> BackupJob:
-        return self.backups.add_job(
-            BackupJobRequest(
-                name=f"nightly-{len(self.backups.all_jobs())}",
-                vm_ids=vm_ids,
-                repository_id=repository or self.repository(),
-                retention=retention or Retention(),
-            )
-        )
-
-    def ended(self, run: BackupRun) -> BackupRun:
-        return ended(self.backups, run.id)
-
-    def run(self, job: BackupJob) -> BackupRun:
-        return self.ended(self.backups.run_job(job.id))
-
-    def close(self) -> None:
-        self.backups.close()
-        self.store.close()
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
-    yield made
-    made.close()
-
-
-def disk_content() -> bytes:
-    return drawn(2 * CHUNK_BYTES + 7, zeros=3 * CHUNK_BYTES)
 
 
 def test_every_kind_of_run_says_what_becomes_of_one_that_was_cut_off(house: House) -> None:

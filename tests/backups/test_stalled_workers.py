@@ -13,7 +13,7 @@ from synvirt.backups.model import BackupRun, RestoreRequest
 from synvirt.jobs import process
 from synvirt.jobs.process import started
 from synvirt.repository.keys import CHUNK_BYTES
-from tests.backups.test_service import House
+from tests.backups.house import House
 from tests.fakes.backups import backups_of
 from tests.running.processes import workers
 

@@ -6,7 +6,6 @@ Whatever happens, the points of before are whole, nothing half-made counts, and 
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +24,7 @@ from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Session
 from synvirt.repository.verify import verify_repository
-from tests.backups.test_service import House
+from tests.backups.house import House
 from tests.drawn import shared_in_a_file
 
 SIZE = 12 * CHUNK_BYTES
@@ -37,11 +36,9 @@ def content() -> bytes:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
-    made.image("web", content())
-    yield made
-    made.close()
+def house(house: House) -> House:
+    house.image("web", content())
+    return house
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +114,7 @@ from pathlib import Path
 from synvirt.backups import under_way
 from synvirt.repository import packs, repository
 from synvirt.repository.keys import CHUNK_BYTES
-from tests.backups.test_service import House
+from tests.backups.house import House
 
 packs.PACK_BYTES = 2 * CHUNK_BYTES
 under_way.SAVE_EVERY_S = 0.0

@@ -18,7 +18,7 @@ from synvirt.jobs.process import started
 from synvirt.jobs.wire import Flushed, Result
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
-from tests.backups.test_service import House
+from tests.backups.house import House
 from tests.drawn import shared_in_a_file
 from tests.fakes.backups import backups_of
 from tests.needs import need_root
@@ -156,7 +156,7 @@ import os, sys
 from pathlib import Path
 from synvirt.backups import working
 from synvirt.backups.model import RestoreRequest
-from tests.backups.test_service import House
+from tests.backups.house import House
 
 working.FLUSH_EVERY_S = 0.01
 house = House(Path(sys.argv[1]))

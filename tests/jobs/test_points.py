@@ -25,7 +25,7 @@ from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import Keys
 from synvirt.repository.manifest import HERE, DiskMap, Manifest, Named, Sealed, Shown, Signature, Unread
 from synvirt.repository.peer_offer import Offer
-from tests.backups.test_service import House, disk_content
+from tests.backups.house import House, disk_content
 from tests.fakes.backups import authors_of
 from tests.jobs.misbehaving import looker_that_does, misbehaviour
 from tests.repository.points import KEY

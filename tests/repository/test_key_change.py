@@ -27,8 +27,8 @@ from synvirt.repository.repository import FOLDERS, Repository, change_key, creat
 from synvirt.repository.verify import verify_repository
 from synvirt.store import Store
 from tests.backups.peers import PASSWORD, USER, Peer
+from tests.backups.restores.test_restore_script import _run
 from tests.backups.test_peer_offer import OfferFolder
-from tests.backups.test_restore_script import _run
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.disks import MemoryReader
 from tests.repository.points import KEY, back_up, restored

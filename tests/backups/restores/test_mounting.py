@@ -141,7 +141,7 @@ def test_a_file_system_in_a_point_is_read_without_a_restore(tmp_path: Path) -> N
 
 
 def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
-    from tests.backups.test_service import House, disk_content
+    from tests.backups.house import House, disk_content
 
     house = House(tmp_path)
     house.image("web", disk_content())

@@ -12,7 +12,7 @@ from synvirt.repository.repository import Repository, create
 from tests.fakes.disks import MemoryReader
 from tests.repository.points import back_up
 
-SCRIPT = Path(__file__).parents[2] / "scripts/restore_backup.py"
+SCRIPT = Path(__file__).parents[3] / "scripts/restore_backup.py"
 
 
 def _run(*arguments: str, key: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,7 @@
 
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -19,17 +19,15 @@ from synvirt.jobs.slots import Turns
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
 from synvirt.sizes import MIB
-from tests.backups.test_service import House, disk_content
+from tests.backups.house import House, disk_content
 from tests.needs import need
 from tests.running.processes import until
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
-    made.image("web", disk_content())
-    yield made
-    made.close()
+def house(house: House) -> House:
+    house.image("web", disk_content())
+    return house
 
 
 def test_a_qcow2_export_is_whole_and_has_no_room_for_zeros(house: House) -> None:
