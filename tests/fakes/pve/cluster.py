@@ -12,6 +12,8 @@ PRIVILEGES = frozenset(
         *("Sys.Audit", "Datastore.Audit"),
     }
 )
+# How long a task waits for the lock of a VM's configuration; on a node 10 s (PVE::QemuConfig, lock_config).
+LOCK_TIMEOUT_S = 0.5
 
 
 class Refused(Exception):
@@ -71,6 +73,8 @@ class Vm:
     snapshots: list[dict[str, Any]] = field(default_factory=list)
     ha: str | None = None
     qemu: str = "9.2.0"
+    # Held by each task that starts or stops the VM, a shutdown's for as long as it waits (PVE::QemuServer, vm_stop).
+    lock_file: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass
@@ -82,6 +86,7 @@ class Task:
     user: str
     began: int
     status: str | None = None
+    killed: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -152,6 +157,7 @@ class Cluster:
             ("GET", "/nodes/{node}/storage/{storage}/content"): lambda: self._content(gaps["storage"], given.get("vmid")),
             ("GET", "/nodes/{node}/tasks"): lambda: self._tasks(gaps["node"], given),
             ("GET", "/nodes/{node}/tasks/{upid}/status"): lambda: self._task(gaps["upid"]),
+            ("DELETE", "/nodes/{node}/tasks/{upid}"): lambda: self._end_task(user, gaps["upid"]),
         }
         if (method, path) in found:
             return found[method, path]()
@@ -251,15 +257,24 @@ class Cluster:
             if vm.ha is not None:
                 task.status = "OK"
                 own = self.note(f"qm{action}", vm, "root@pam", None)
-                self._act(vm, action, given)
+                # The manager powers it off after that time (PVE::HA::Resources::PVEVM, shutdown).
+                self._act(own, vm, action, {**given, "forceStop": "1"})
                 own.status = "OK"
             else:
-                self._act(vm, action, given)
+                self._act(task, vm, action, given)
                 task.status = "OK"
         except Exception as error:  # a worker's last word
             task.status = str(error)
 
-    def _act(self, vm: Vm, action: str, given: Mapping[str, str]) -> None:
+    def _act(self, task: Task, vm: Vm, action: str, given: Mapping[str, str]) -> None:
+        if not vm.lock_file.acquire(timeout=LOCK_TIMEOUT_S):
+            raise RuntimeError(f"can't lock file '/var/lock/qemu-server/lock-{vm.vmid}.conf' - got timeout")
+        try:
+            self._act_locked(task, vm, action, given)
+        finally:
+            vm.lock_file.release()
+
+    def _act_locked(self, task: Task, vm: Vm, action: str, given: Mapping[str, str]) -> None:
         if action == "start":
             self.machines.start(vm.vmid)
             return
@@ -269,6 +284,8 @@ class Cluster:
         self.machines.power_button(vm.vmid)
         deadline = time.monotonic() + int(given.get("timeout", 180))
         while self.machines.is_running(vm.vmid):
+            if task.killed.is_set():
+                raise RuntimeError("unexpected status")
             if time.monotonic() > deadline:
                 if given.get("forceStop", "0") == "1":
                     self.machines.kill(vm.vmid)
@@ -292,6 +309,14 @@ class Cluster:
             }
             for task in reversed(found)
         ][: int(given.get("limit", 50))]
+
+    def _end_task(self, user: str, upid: str) -> None:
+        task = next((task for task in self.tasks if task.upid == upid), None)
+        if task is None:
+            raise Refused(500, f"unable to parse worker upid '{upid}'")
+        if task.user != user and not self.users[user].may(f"/nodes/{task.node}", ["Sys.Modify"]):
+            raise Refused(403, f"Permission check failed (/nodes/{task.node}, Sys.Modify)")
+        task.killed.set()
 
     def _task(self, upid: str) -> dict[str, Any]:
         task = next((task for task in self.tasks if task.upid == upid), None)

@@ -139,4 +139,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = _serve  # noqa: N815 - http.server's names
+    do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server's names

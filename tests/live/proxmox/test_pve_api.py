@@ -3,20 +3,27 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 from proxmoxer import ProxmoxAPI, ResourceException
 
 from synvirt.errors import AuthFailed, BadRequest, CbtUnsupported, Internal, SourceUnreachable, VmNotFound
-from synvirt.live import SourceAccess
+from synvirt.live import GuestStaysOn, SourceAccess
+from synvirt.live.holding import Hold
 from synvirt.live.proxmox import api as pve_api_module
 from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.proxmox.cluster import Cluster as PveCluster
+from synvirt.live.proxmox.farewell import Notes
 from synvirt.live.proxmox.form import FORM
+from synvirt.live.proxmox.node import Node
+from synvirt.live.proxmox.reading import Reading
 from synvirt.live.sessions import StaysLoggedIn
+from synvirt.live.ssh import Door
 from tests.contracts.live import in_session
 from tests.fakes.pve.cluster import PRIVILEGES, Cluster, Paper, Refused, User
 from tests.fakes.pve.server import PveServer
@@ -345,3 +352,65 @@ def test_sessions_may_be_closed_twice_and_unopened(server: PveServer) -> None:
         await adapter.close()
 
     asyncio.run(close())
+
+
+class Stubborn(Paper):
+    """Its guests hear the power button, and stay on."""
+
+    def power_button(self, vmid: int) -> None:
+        pass
+
+
+def test_a_guest_that_was_asked_in_vain_is_powered_off(server: PveServer) -> None:
+    """The task that asked it holds the lock of the VM's configuration until its own timeout: nothing else may stop the VM."""
+    server.cluster.machines = Stubborn()
+    server.cluster.machines.start(100)
+
+    async def use(adapter: PveApi) -> None:
+        cluster = adapter._cluster
+        row = await asyncio.to_thread(cluster.row, "100")
+        asked = await asyncio.to_thread(cluster.ask_off, row, 600)
+        while not server.cluster.vms[100].lock_file.locked():
+            await asyncio.sleep(0.01)
+        with pytest.raises(SourceUnreachable, match="can't lock file"):
+            await asyncio.to_thread(cluster.off_by_force, row)
+        await asyncio.to_thread(cluster.off_by_force, row, asked)
+
+    ask(access(server), use)
+    assert not server.cluster.machines.is_running(100)
+
+
+@pytest.mark.parametrize(("ha", "asked_s"), [(None, 121), ("started", 86400)])
+def test_a_guest_that_is_held_is_powered_off_by_no_manager(server: PveServer, ha: str | None, asked_s: int) -> None:
+    """The manager of high availability powers a VM off when the time is over that the guest is given."""
+    server.cluster.machines, vm = Stubborn(), server.cluster.vms[100]
+    server.cluster.machines.start(100)
+    vm.ha = ha
+
+    def no_monitor(_: str) -> Path:
+        raise SourceUnreachable("no monitor")
+
+    async def use(adapter: PveApi) -> None:
+        cluster = adapter._cluster
+        row = await asyncio.to_thread(cluster.row, "100")
+        node: Any = SimpleNamespace(name="pve1", socket=no_monitor)
+        notes, options = Notes(Path("/nonexistent")), adapter._options
+        reading = Reading(
+            cluster, node, row, notes=notes, other=lambda _: node, options=options, frozen=lambda: nullcontext(Hold())
+        )
+        with pytest.raises(GuestStaysOn):
+            await asyncio.to_thread(reading.shut_down, 1.0, "hold")
+
+    ask(access(server), use)
+    (given,) = [given for _, path, given in server.asked if path.endswith("/status/shutdown")]
+    assert given["timeout"] == str(asked_s)
+    assert server.cluster.machines.is_running(100)
+
+
+def test_a_node_that_was_left_is_logged_in_to_by_nobody(tmp_path: Path) -> None:
+    """The thread of a call that was cancelled goes on, and an ssh of its own would never be ended."""
+    node = Node("pve1", Door("127.0.0.1", 9, "root", tmp_path), tmp_path, "/var/lib/synvirt")
+    node.close()
+    for use in (lambda: node.run("version"), lambda: node.socket("/run/x"), lambda: node.tunnel("/run/x")):
+        with pytest.raises(SourceUnreachable, match="is closed"):
+            use()

@@ -31,7 +31,7 @@ _LOCKED = re.compile(r"VM is locked|can't lock file|got timeout|trying to acquir
 
 
 class Api:
-    """`open` it first; `close` at the end. `get`, `post`, `put` give the API's `data`."""
+    """`open` it first; `close` at the end. `get`, `post`, `put`, `delete` give the API's `data`."""
 
     def __init__(self, place: Place, login: Login, options: Options, recorder: Recorder | None = None) -> None:
         host = f"[{place.host}]" if ":" in str(place.host) else place.host
@@ -79,6 +79,9 @@ class Api:
     def put(self, path: str, **values: object) -> Any:
         return self._asked("PUT", path, form={name: _written(value) for name, value in values.items()})
 
+    def delete(self, path: str) -> Any:
+        return self._asked("DELETE", path)
+
     def wait(self, upid: object, limit_s: float) -> None:
         """Waits until a task has ended. Internal with the task's last message, where it failed; SourceUnreachable after
         `limit_s`."""
@@ -91,10 +94,11 @@ class Api:
 
     def task(self, upid: object) -> dict[str, Any]:
         """The status of a task, by its UPID."""
-        node = str(upid).split(":")[1] if str(upid).count(":") > 1 else ""
-        if not node:
-            raise Internal(f"{self.host} names no task: {str(upid)[:100]!r}")
-        return mapping(self.get(f"/nodes/{quote(node, safe='')}/tasks/{quote(str(upid), safe='')}/status"), "a task")
+        return mapping(self.get(f"{_path_of(self.host, upid)}/status"), "a task")
+
+    def end_task(self, upid: object) -> None:
+        """Ends a task that our user has begun; one that has ended is no error."""
+        self.delete(_path_of(self.host, upid))
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,6 +211,14 @@ def _message(answer: Answer) -> str:
             if message:
                 return message[:_MESSAGE_CHARS]
     return (answer.reason or f"status {answer.status}")[:_MESSAGE_CHARS]
+
+
+def _path_of(host: str, upid: object) -> str:
+    """The path of a task, on the node that its UPID names."""
+    node = str(upid).split(":")[1] if str(upid).count(":") > 1 else ""
+    if not node:
+        raise Internal(f"{host} names no task: {str(upid)[:100]!r}")
+    return f"/nodes/{quote(node, safe='')}/tasks/{quote(str(upid), safe='')}"
 
 
 def _kind(upid: object) -> str:

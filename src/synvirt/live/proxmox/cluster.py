@@ -213,11 +213,16 @@ class Cluster:
 
     def ask_off(self, row: dict[str, Any], timeout_s: float) -> str:
         """Asks the guest to shut down; gives the task for it. The cluster's manager stops a VM that is managed for high
-        availability, and then leaves it off."""
+        availability, and then leaves it off; it powers it off itself after `timeout_s` (PVE::HA::Resources::PVEVM)."""
         return str(self.api.post(f"{self.path(row)}/status/shutdown", timeout=max(int(timeout_s), 1), forceStop=False))
 
-    def off_by_force(self, row: dict[str, Any]) -> None:
-        """Powers the VM off, and waits for the task."""
+    def off_by_force(self, row: dict[str, Any], asked: str | None = None) -> None:
+        """Powers the VM off, and waits for the task. `asked`: the task of an earlier `ask_off`, which is ended first: it holds
+        the lock of the VM's configuration until its own timeout, and no other task gets it (PVE::QemuServer, vm_stop; newer
+        versions have `overrule-shutdown` for it)."""
+        if asked is not None:
+            with contextlib.suppress(Internal, SourceUnreachable, AuthFailed):  # it may have ended
+                self.api.end_task(asked)
         upid = self.api.post(f"{self.path(row)}/status/stop", timeout=30)
         self.api.wait(upid, TASK_TIMEOUT_S)
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox import keys
 from synvirt.live.proxmox.config import VOLUME, Drive
-from synvirt.live.proxmox.seen import Seen
+from synvirt.live.proxmox.seen import Seen, ha_state
 from synvirt.model.machine import Concern
 
 Category = Literal["Critical", "Warning", "Information"]
@@ -37,9 +37,7 @@ def _lock(seen: Seen) -> object:
 
 
 def _ha(seen: Seen) -> object:
-    ha = seen.status.get("ha")
-    managed = isinstance(ha, dict) and settings.is_on(ha.get("managed"))
-    return (ha.get("state") or "managed") if isinstance(ha, dict) and managed else None
+    return ha_state(seen.status)
 
 
 def _paused(seen: Seen) -> object:

@@ -85,6 +85,7 @@ class Node:
         self._sockets: dict[str, Path] = {}
         self._tunnels: dict[str, Tunnel] = {}
         self._numbers = itertools.count()
+        self._closed = False
 
     @property
     def where(self) -> str:
@@ -118,6 +119,7 @@ class Node:
 
     def tunnel(self, remote: str) -> Path:
         """The same for a disk: with an ssh of its own, so that nothing waits behind its bytes."""
+        self._refuse_closed()
         tunnel = self._tunnels.get(remote)
         if tunnel is not None and not tunnel.alive:
             tunnel.close()
@@ -131,7 +133,13 @@ class Node:
     def _local(self) -> Path:
         return self._folder / f"{next(self._numbers)}.sock"
 
+    def _refuse_closed(self) -> None:
+        """The thread of a call that was cancelled goes on: an ssh that it starts would never be ended."""
+        if self._closed:
+            raise SourceUnreachable(f"the session with {self.where} is closed")
+
     def _login(self) -> Shell:
+        self._refuse_closed()
         if self._shell is None or not self._shell.alive:
             if self._shell is not None:
                 self._shell.close()
@@ -141,7 +149,8 @@ class Node:
         return self._shell
 
     def close(self) -> None:
-        """Ends the tunnels and the shell."""
+        """Ends the tunnels and the shell. None is opened any more."""
+        self._closed = True
         for one in (*self._tunnels.values(), self._shell):
             if one is not None:
                 one.close()

@@ -31,7 +31,7 @@ from synvirt.live.proxmox.form import Options
 from synvirt.live.proxmox.manifest import disk_format, untracked, untracked_vm
 from synvirt.live.proxmox.node import GAPS, QMP_SOCKET, Node
 from synvirt.live.proxmox.qmp import NoQemu, Qmp
-from synvirt.live.proxmox.seen import Seen, power_state
+from synvirt.live.proxmox.seen import Seen, ha_state, power_state
 from synvirt.machines.texts import clean
 from synvirt.model.plan import Shutdown
 from synvirt.sizes import MIB
@@ -46,6 +46,8 @@ _STORAGES_TO_ACTIVATE: Final = frozenset({"lvm", "lvmthin"})
 _NAME: Final = re.compile(r"synvirt-[A-Za-z0-9-]{1,80}")
 _LV: Final = re.compile(r"/dev/([A-Za-z0-9._+-]+/[A-Za-z0-9._+-]+)")
 _POLL_S: Final = 0.5
+# As long as a job waits for a guest that it may not power off.
+HELD_S: Final = 86_400.0
 
 
 def image(path: str, volume: str) -> str:
@@ -321,12 +323,15 @@ class Reading:
 
     def shut_down(self, timeout_s: float, manner: Shutdown = "polite") -> None:
         """Off on return, and what changed until then is noted."""
-        if self._cluster.status(self._row).get("status") == "stopped":
+        status = self._cluster.status(self._row)
+        if status.get("status") == "stopped":
             return
+        # The cluster's manager itself powers its VMs off after the time that it is given.
+        asked_s = HELD_S if manner == "hold" and ha_state(status) else timeout_s + SETTLE_S
         # From before: a start during this invalidates the notes.
         last_start = self._cluster.last_start(self._row)
         with self._kept_alive() as watched:
-            upid = None if manner == "force" else self._cluster.ask_off(self._row, timeout_s + SETTLE_S)
+            upid = None if manner == "force" else self._cluster.ask_off(self._row, asked_s)
             polite = upid is not None and self._gone_off(upid, timeout_s, watched=watched)
             if not polite and manner == "hold":
                 raise stays_on(self.what, timeout_s)
@@ -334,8 +339,9 @@ class Reading:
         with self._or_resumed():
             if not polite:
                 log.warning("guest is powered off by force", vm=self.vm_id, waited_s=timeout_s)
-                self._cluster.off_by_force(self._row)
-            if not self._cluster.await_state(self._row, "stopped", SETTLE_S):
+                self._cluster.off_by_force(self._row, upid)
+            # The cluster's manager stops no VM before its earlier request has ended.
+            if not self._cluster.await_state(self._row, "stopped", 2 * SETTLE_S):
                 failed = None if upid is None else self._cluster.failed(upid)
                 raise Internal(f"{self.what} does not shut down{f': {failed.detail}' if failed else ''}")
         if areas:

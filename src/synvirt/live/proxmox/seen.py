@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from synvirt.live.proxmox import config as settings
+
 PowerState = Literal["on", "off", "suspended", "unknown"]
 _STATES: Final[Mapping[str, PowerState]] = {
     "running": "on",
@@ -68,3 +70,10 @@ def power_state(status: Mapping[str, Any]) -> PowerState:
         # Its memory is in a separate volume: it is hibernated (`qm suspend --todisk`).
         return "suspended" if status.get("lock") == "suspended" else "off"
     return "unknown"
+
+
+def ha_state(status: Mapping[str, Any]) -> str | None:
+    """The state in which the cluster's manager keeps the VM for high availability; None, where it is not managed."""
+    ha = status.get("ha")
+    managed = isinstance(ha, dict) and settings.is_on(ha.get("managed"))
+    return str(ha.get("state") or "managed") if isinstance(ha, dict) and managed else None
