@@ -5,7 +5,7 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.planning.outage import too_long
 from synvirt.migrations.warm.forecasting import forecast_outage
 from synvirt.migrations.warm.holding import held_pause_s, pause_between_s
-from synvirt.migrations.warm.setbacks import is_distrusted
+from synvirt.migrations.warm.setbacks import is_distrusted, is_off
 from synvirt.model.job import Pass
 from synvirt.model.values import now
 
@@ -37,7 +37,10 @@ async def converged(job: Job, delta: Pass) -> bool:
         # One more delta at most: it may itself take longer than FRESH_S.
         last = (await job.memory()).last_delta is not None
         return asked and (distrusted or last or is_fresh(delta))
-    return distrusted or delta.bytes <= warm.delta_threshold_bytes
+    if distrusted or delta.bytes <= warm.delta_threshold_bytes:
+        return True
+    # A guest that is off changes no more, and on some platforms each pass of it reads whole disks.
+    return delta.whole and await is_off(job)
 
 
 async def fits_budget(job: Job) -> bool:

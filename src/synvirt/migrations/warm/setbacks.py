@@ -78,17 +78,24 @@ async def _from_the_start(job: Job, number: int) -> None:
 
 
 async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> None:
-    """Notes that pass `number` reads whole disks. Raises `error` after CBT_RESETS_MAX of them.
+    """Notes that pass `number` reads whole disks. Raises `error` after CBT_RESETS_MAX of them. A guest that is off, whoever shut it
+    down, has no tracking on some platforms, and needs none: it changes no more. That does not count.
 
     It reads another snapshot. This one may be older than the reset, and then the next pass would meet the same reset again. The
     note is written after this snapshot is removed: after a crash in between the same reset is met, and counted once."""
-    resets = (await job.memory()).cbt_resets
-    if resets >= CBT_RESETS_MAX:
+    resets, off = (await job.memory()).cbt_resets, kind == "final" or await is_off(job)
+    if resets >= CBT_RESETS_MAX and not off:
         raise error
     await begin_again(job, number, kind)
     await job.note_of(number, whole=True)
-    await job.note(cbt_resets=resets + 1)
+    if not off:
+        await job.note(cbt_resets=resets + 1)
     await job.change(last_error=job.problem(error, fatal=False))
+
+
+async def is_off(job: Job) -> bool:
+    """Whether the guest is off now, whoever shut it down."""
+    return (await job.with_adapter(lambda adapter: adapter.inspect(job.vm_id))).power_state == "off"
 
 
 async def take_reset_back(job: Job) -> None:
