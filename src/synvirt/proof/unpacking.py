@@ -24,11 +24,10 @@ def unpack(tar: BinaryIO, to: Path, root: str) -> Path:
                 assert content is not None
                 with (folder / name).open("xb") as file:
                     shutil.copyfileobj(content, file)
-    except tarfile.TarError as error:
-        shutil.rmtree(folder)
-        raise MalformedArchive(f"the receipt is not a tar: {error}") from error
-    except MalformedArchive:
-        shutil.rmtree(folder)
+    except BaseException as error:  # a part of a receipt would be in the way of the next try
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, tarfile.TarError):
+            raise MalformedArchive(f"the receipt is not a tar: {error}") from error
         raise
     return folder
 

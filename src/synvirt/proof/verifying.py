@@ -103,7 +103,9 @@ def checked(folder: Path, key: PublicKey | None = None) -> Checked:
         problems.append(error.detail)
     if statement is not None:
         for disk in volumes(statement):
-            if disk.get("ledger") in listed:
+            name = disk.get("ledger")
+            # One that is not listed is among the problems already.
+            if name is not None and (not isinstance(name, str) or name in listed):
                 tried(lambda: _check_rows(folder, disk))  # noqa: B023
     return Checked(statement, found_key, tuple(dict.fromkeys(problems)))
 
@@ -120,7 +122,7 @@ def differing(
     """The numbers of the 4 MiB blocks that differ from the receipt for this disk. MalformedArchive, DiskReadFailed."""
     size = size_of(disk)
     if volume.size < size:
-        raise MalformedArchive(f"the volume has {volume.size} bytes, the receipt's {disk['key']} {size}")
+        raise MalformedArchive(f"the volume has {volume.size} bytes, the receipt's {disk.get('key')} {size}")
     buffer = memoryview(bytearray(BLOCK_BYTES))
     for number, row in enumerate(_rows(folder, disk)):
         view = buffer[: row.length]
@@ -251,13 +253,13 @@ def statement_of(content: bytes) -> dict[str, Any]:
 
 def _check_subjects(statement: dict[str, Any], listed: dict[str, str]) -> None:
     """Checks that the statement has the manifest's digests of all files in data/ except itself."""
+    wanted = {PLAN, *(disk["ledger"] for disk in volumes(statement) if isinstance(disk.get("ledger"), str))}
     try:
         signed = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
-    except (TypeError, LookupError):
+        names = sorted(wanted | signed.keys() | (listed.keys() - {STATEMENT}))
+    except (TypeError, LookupError):  # an unhashable name, or one that is no text
         raise MalformedArchive(f"{STATEMENT}: its subjects have no SHA-256") from None
-    ledgers = {disk["ledger"] for disk in volumes(statement) if isinstance(disk.get("ledger"), str)}
-    wanted = {PLAN, *ledgers}
-    for name in sorted(wanted | signed.keys() | (listed.keys() - {STATEMENT})):
+    for name in names:
         if name not in signed:
             raise MalformedArchive(f"{name} is not among what {STATEMENT} signs")
         if listed.get(name) != signed[name]:
