@@ -5,11 +5,13 @@ import random
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from synvirt.guests.inside import looking
 from synvirt.guests.inside.looking import facts_of
 from synvirt.proof.sameness import compared
 from synvirt.sizes import MIB
@@ -298,3 +300,25 @@ def test_logical_volumes_that_cannot_be_read_are_a_row_too(tmp_path: Path) -> No
     [(item, why)] = facts_of([str(disk)]).items()
     assert item.startswith("not read ")
     assert why.startswith("LVM is not read as it is there")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_was_taken_over_does_not_fill_our_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    """It writes as much as its cage lets it, and is ended when its time is over."""
+    script = tmp_path / "python"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom synvirt.cage import Cage, enter\nfrom synvirt.guests.inside.looker import Disk\n"
+        f"enter(Cage(written_bytes=4 << 20))\nwhile True:\n    sys.{stream}.write('[' * (1 << 20))\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(looking, "WITHIN_S", 5.0)
+    tracemalloc.start()
+    try:
+        found = facts_of([])
+        assert tracemalloc.get_traced_memory()[1] < 16 * MIB
+    finally:
+        tracemalloc.stop()
+    assert list(found) == ["not read disks"]

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -21,6 +23,7 @@ WITHIN_S = 60.0
 POLL_S = 0.1
 # A thousand facts of 200 characters each, as JSON escapes them.
 ANSWER_BYTES_MAX = 4 << 20
+MESSAGES_READ_BYTES, MESSAGE_CHARS = 64 << 10, 200
 ENVIRONMENT = ("PATH", "PYTHONPATH")
 
 
@@ -46,37 +49,39 @@ def facts_of(
 
 
 def _asked(disks: Sequence[str], descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, str]:
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "synvirt.guests.inside.looker", *disks],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=descriptors,
-        env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
-        start_new_session=True,
-    )
-    with child:
-        try:
-            printed, messages = _outputs(child, stop)
-        finally:
-            child.kill()
-    if child.returncode != 0:
-        log.warning("the disks of a guest cannot be inspected", ended=child.returncode, cause=messages[-200:])
-        return {f"{NOT_READ} disks": "what reads them here has ended: they are damaged, or it is not installed; see the log"}
-    return _believed(printed)
-
-
-def _outputs(child: "subprocess.Popen[bytes]", stop: Callable[[], bool]) -> tuple[bytes, str]:
-    left_s = WITHIN_S
-    while True:
-        try:
-            printed, messages = child.communicate(timeout=POLL_S)
-        except subprocess.TimeoutExpired:
-            left_s -= POLL_S
-            if left_s <= 0 or stop():
+    # Files, not pipes: the size of what it writes is limited (looker.py), and so it cannot fill our memory.
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as messages:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "synvirt.guests.inside.looker", *disks],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=messages,
+            pass_fds=descriptors,
+            env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+            start_new_session=True,
+        )
+        with child:
+            try:
+                _wait(child, stop)
+            finally:
                 child.kill()
-        else:
-            return printed, messages.decode(errors="replace")
+        if child.returncode != 0:
+            messages.seek(0)
+            cause = messages.read(MESSAGES_READ_BYTES).decode(errors="replace")[-MESSAGE_CHARS:]
+            log.warning("the disks of a guest cannot be inspected", ended=child.returncode, cause=cause)
+            return {
+                f"{NOT_READ} disks": "what reads them here has ended: they are damaged, or it is not installed; see the log"
+            }
+        printed.seek(0)
+        return _believed(printed.read(ANSWER_BYTES_MAX + 1))
+
+
+def _wait(child: "subprocess.Popen[bytes]", stop: Callable[[], bool]) -> None:
+    until = time.monotonic() + WITHIN_S
+    while time.monotonic() < until and not stop():
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_S)
+            return
 
 
 def _believed(printed: bytes) -> dict[str, str]:
