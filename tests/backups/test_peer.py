@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -22,6 +24,7 @@ from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, Res
 from synvirt.backups.repositories import Repositories
 from synvirt.errors import BackupBadRequest, RepositoryFull, RepositoryUnreachable
 from synvirt.repository import packs
+from synvirt.repository import peer as peer_folder
 from synvirt.repository.folder import put
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.peer import PeerFolder, PeerPlace
@@ -335,3 +338,9 @@ def test_runs_on_a_peer_keep_what_it_keeps_and_restore(tmp_path: Path) -> None:
 def test_a_repository_lies_in_one_place(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="peer"):
         BackupRepositoryRequest.model_validate({"name": "x", **fields})
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "²", "-1", ""])
+def test_a_length_that_is_none_says_nothing_of_a_body(length: str) -> None:
+    answer: Any = SimpleNamespace(headers={"content-length": length}, read=lambda most: b"body")
+    assert peer_folder._body(answer, 10) == b"body"

@@ -198,3 +198,10 @@ def test_programs_may_print_what_they_like(printed: str, document: object) -> No
 def test_the_clock_is_held_against_this_hosts() -> None:
     answers = {**TRUE, "guest-get-time": 1_003_600_000_000_000}
     assert agent_facts.facts_of(answers.get, lambda: 1_000_000_000_000_000)["clock"] == "+3600.0 s"
+
+
+@pytest.mark.parametrize("port", ["²", "9" * 5000, "", "x", "-1"])
+def test_a_port_that_is_none_is_passed_over(port: str) -> None:
+    printed = f"tcp LISTEN 0 128 0.0.0.0:{port} 0.0.0.0:*\ntcp LISTEN 0 128 0.0.0.0:22 0.0.0.0:*\n"
+    found = agent_facts.facts_of(TRUE.get, None, lambda argv: printed if argv[0] == "ss" else None)
+    assert [name for name in found if name.startswith("listens")] == ["listens on tcp 22"]

@@ -87,3 +87,11 @@ def test_a_table_that_points_anywhere_is_looked_at_nevertheless(tmp_path: Path) 
         for bits in (0x01, 0x80, 0xFF):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :])
             assert isinstance(seen(path), Layout)
+
+
+def test_a_table_that_the_disk_cuts_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = disk(tmp_path / "disk", "gpt", ESP, LINUX)
+    whole = path.read_bytes()
+    for end in range(1024, 1024 + 3 * 128):
+        path.write_bytes(whole[:end])
+        assert seen(path) == (UNKNOWN if end < 1024 + 128 else Layout("uefi", "linux" if end >= 1024 + 256 else None))

@@ -105,6 +105,7 @@ class Program:
 # Packages are no fact by themselves; the versions of applications come from them.
 _PACKAGES = "packages"
 _USER = re.compile(r'\("([^"]{1,100})"')
+_PORT = re.compile("[0-9]{1,5}")
 
 
 def _listening(printed: str) -> dict[str, str]:
@@ -115,7 +116,7 @@ def _listening(printed: str) -> dict[str, str]:
         if len(words) < 6 or words[0] not in ("tcp", "udp"):
             continue
         port = words[4].rpartition(":")[2]
-        if port.isdigit() and int(port) < PORTS_GIVEN_OUT:
+        if _PORT.fullmatch(port) and int(port) < PORTS_GIVEN_OUT:
             found.setdefault(f"listens on {words[0]} {port}", set()).update(map(short, _USER.findall(" ".join(words[6:]))))
     return {name: several(programs) or "a program" for name, programs in found.items()}
 

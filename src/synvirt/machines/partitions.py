@@ -144,7 +144,7 @@ def _gpt(disk: _Beginning) -> list[tuple[UUID | int, int]]:
             return []
         entries = disk.read(at * sector, min(count, _ENTRIES_MAX) * size)
         found: list[tuple[UUID | int, int]] = []
-        for start in range(0, len(entries), size):
+        for start in range(0, len(entries) - size + 1, size):  # whole ones: the disk may end before the table
             kind = UUID(bytes_le=entries[start : start + 16])
             if kind.int:
                 (first,) = struct.unpack_from("<Q", entries, start + 32)

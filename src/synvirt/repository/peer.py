@@ -8,6 +8,7 @@ is away.
 import base64
 import contextlib
 import http.client
+import re
 import ssl
 import threading
 import time
@@ -288,7 +289,7 @@ class PeerFolder:
             problem = None
         detail = "" if problem is None else f": {problem.detail[:_DETAIL_CHARS]}"
         if problem is not None and problem.code in _ERRORS:
-            return _ERRORS[problem.code](f"the peer {self._where}{detail}", hint=problem.hint)
+            return _ERRORS[problem.code](f"the peer {self._where}{detail}", hint=(problem.hint or "")[:_DETAIL_CHARS] or None)
         if status == 401:
             hint = f"are the password of {self._username} and peer.url right?"
             return RepositoryUnreachable(f"the peer {self._where} refuses its caller{detail}", hint=hint)
@@ -305,7 +306,7 @@ def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
     it is read."""
     length = answer.headers.get("content-length", "")
     body = answer.read(limit + 1)
-    if length.isdecimal() and len(body) < min(int(length), limit + 1):
+    if re.fullmatch("[0-9]{1,18}", length) and len(body) < min(int(length), limit + 1):
         raise http.client.IncompleteRead(body[:0], int(length) - len(body))
     return body
 
