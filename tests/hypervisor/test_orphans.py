@@ -1,11 +1,13 @@
 """What a killed service leaves running is known by its arguments, and nothing else is touched."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,3 +127,19 @@ def test_the_pid_file_of_a_guest_that_has_ended_is_removed(tmp_path: Path) -> No
     (folder / "begun since.pid").write_text(str(os.getpid()))
     orphans.remove(left, [1])
     assert sorted(path.stem for path in folder.iterdir()) == ["begun since", "driver", "runs", "written"]
+
+
+def test_what_cannot_be_removed_keeps_nobody_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [tmp_path / f"{number}-web-swtpm.pid" for number in range(2)]
+    for path in left:
+        path.touch()
+    really = os.unlink
+
+    def busy(path: Path, **others: Any) -> None:
+        if path == left[0]:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        really(path, **others)
+
+    monkeypatch.setattr(os, "unlink", busy)
+    orphans.remove(left, ())
+    assert [path.exists() for path in left] == [True, False]

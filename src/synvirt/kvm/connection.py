@@ -170,10 +170,9 @@ def _embedded(libvirt: Any, root: Path) -> Any:
             short = _short(root)
             left, traces = orphans.suspects(short), orphans.traces(root)
             _forget_unborn(root)
-            opened = libvirt.open(f"qemu:///embed?root={quote(str(short))}")
+            _embedded_open[root] = opened = libvirt.open(f"qemu:///embed?root={quote(str(short))}")
             orphans.end(left, short, lambda uuid: _is_active(libvirt, opened, uuid))
             orphans.remove(traces, opened.listDomainsID())
-            _embedded_open[root] = opened
         return _embedded_open[root]
 
 

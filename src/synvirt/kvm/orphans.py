@@ -64,14 +64,16 @@ def traces(root: Path) -> list[Path]:
 
 
 def remove(left: list[Path], active: Collection[int]) -> None:
-    """Removes those of guests that do not run. `active`: the numbers of the running ones, once the driver is open."""
+    """Removes those of guests that do not run; one that cannot be removed disturbs nobody. `active`: the numbers of the running
+    ones, once the driver is open."""
     for path in left:
         if _is_used(path, active):
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _is_used(path: Path, active: Collection[int]) -> bool:
