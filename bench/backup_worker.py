@@ -1,6 +1,6 @@
 """A process to be measured: `python -m bench.backup_worker full|changes|restore|verify REPOSITORY IMAGE [AREAS]`.
 
-The data path of a run, without the service around it: a disk is taken into a repository as `backups/taking.py` takes it.
+The data path of a run, without the service around it: a disk is taken into a repository as `backups/worker/taking.py` takes it.
 AREAS: a file of JSON, [[start, length], …], what has changed since the newest point.
 """
 

@@ -26,7 +26,7 @@ from tests.regressions.named_tests import FOLDER, Tests, missing
 TESTS: Tests = {
     "S1 a restore point names a program": {
         "kvm/test_foreign_domain.py": ("test_what_reaches_into_the_host_is_left_out_and_listed", "test_no_path_gets_in"),
-        "backups/test_restoring_domain.py": ("test_a_boot_test_reaches_nothing", "test_firmware_is_this_hosts_own"),
+        "backups/restores/test_restoring_domain.py": ("test_a_boot_test_reaches_nothing", "test_firmware_is_this_hosts_own"),
         "security/test_hostile_domains.py": ("test_a_restore_points_domain",),
     },
     "S2 names of XML that fill memory": {

@@ -4,6 +4,8 @@
     form.py           endpoints, credentials and options, checked before anything is tried
     sessions.py       logins that one job after another uses
     keeping_alive.py  sessions that end without requests
+    holding.py        a guest frozen for a moment by a process of its own
+    folder.py         the folder with a session's secrets and sockets
     ssh.py            sockets of another host, by SSH
     recording.py      records a platform's answers for tests
 

@@ -1,4 +1,4 @@
-"""Offline importers, one file per kind: each finds the VM's description and its disks. Blocking code.
+"""Offline importers, a file or a package per kind: each finds the VM's description and its disks. Blocking code.
 
 `registry.IMPORTERS` is the registry; the contract suite tests every importer in it.
 """

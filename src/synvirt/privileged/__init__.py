@@ -3,7 +3,7 @@
     Privileged ─▶ Here        in this process: a first try, `make run`, a service of root's
                └▶ ByHelper ─▶ Unix socket ─▶ helper.py (root, one process a call) ─▶ PAM
 
-`main.py` chooses. What the helper takes from a caller it checks itself, by root's own settings file; it imports nothing of ours
+`main/` chooses. What the helper takes from a caller it checks itself, by root's own settings file; it imports nothing of ours
 beside this room. zfs checks what its delegated rights allow, libvirtd who may connect to it: neither needs the helper.
 """
 
