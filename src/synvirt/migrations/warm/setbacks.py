@@ -78,8 +78,8 @@ async def _from_the_start(job: Job, number: int) -> None:
 
 
 async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> None:
-    """Notes that pass `number` reads whole disks. Raises `error` after CBT_RESETS_MAX of them. A guest that is off, whoever shut it
-    down, has no tracking on some platforms, and needs none: it changes no more. That does not count.
+    """Notes that pass `number` reads whole disks. Raises `error` after CBT_RESETS_MAX of them. A guest that is off has no
+    tracking on some platforms, and needs none, as it changes no more: that does not count.
 
     It reads another snapshot. This one may be older than the reset, and then the next pass would meet the same reset again. The
     note is written after this snapshot is removed: after a crash in between the same reset is met, and counted once."""
