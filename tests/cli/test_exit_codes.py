@@ -100,6 +100,25 @@ def test_a_table_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, 
     assert id_ in capsys.readouterr().out, "there is room for all of it"
 
 
+def test_a_long_sentence_of_a_table_cuts_no_other_column(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    titles, why = ("MEMBER", "STATE", "JOB", "TO", "WHY"), "its file is damaged " * 20
+    rows = [("web01", "cutting_over", "1f3a5b7c", "", ""), ("web02", "failed", "2b4c6d8e", "", why)]
+    listing.print_table(titles, rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3, "elsewhere than in a terminal, a row is a line"
+    assert why.strip() in lines[2]
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    listing.print_table(titles, rows)
+    out = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out)
+    assert max(map(len, out.splitlines())) <= 80
+    assert {"cutting_over", "1f3a5b7c", "failed", "2b4c6d8e"} <= set(out.split())
+    assert out.count("damaged") == 20
+
+
 def test_every_command_shows_an_example_of_itself() -> None:
     from synvirt.main import app
 

@@ -19,6 +19,10 @@ Cursor = Annotated[str | None, typer.Option(help="The page that follows this `ne
 # With fewer columns, a UUID leaves no room for the rest of a row.
 NARROW = 110
 ID_CHARS = 8
+# Columns of names and sentences. The others hold words and figures, which are useless when they are cut.
+WRAP = frozenset({"NAME", "WHY", "WHY THEN", "WHAT IS WRONG", "HINT", "ANSWER", "PROBLEM", "RESOURCE", "MEMBERS", "FREE"})
+# Columns of an output that is no terminal: more than any row has.
+WIDEST = 1_000_000
 # These have names; an upload has none of its own.
 _NAMED = ("migration", "source")
 
@@ -103,24 +107,24 @@ def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_
 
 
 def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Only the column NAME may wrap; a narrow terminal shows the beginning of an ID, which every command accepts. The cells
-    have gone through `shown` already."""
+    """A table that fits into a terminal: names and sentences wrap, and nothing else is cut. A narrow terminal shows the
+    beginning of an ID, which every command accepts. Elsewhere each row is one line. The cells have gone through `shown`
+    already."""
     from rich.console import Console
     from rich.table import Table
 
-    # Not a terminal: no line is cut at 80 columns, as a script may read it.
     console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 200
-    titles = tuple(titles)
+    titles, rows = tuple(titles), [tuple(cell.replace("\n", "\N{REPLACEMENT CHARACTER}") for cell in row) for row in rows]
+    if not console.is_terminal:  # a script may read it: no line is cut, and no row is two lines
+        console.width = WIDEST
     if console.width < NARROW and "ID" in titles:
         at_id = titles.index("ID")
         rows = [tuple(cell[:ID_CHARS] if at == at_id else cell for at, cell in enumerate(row)) for row in rows]
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title, no_wrap=title != "NAME")
+        table.add_column(title, no_wrap=title not in WRAP, overflow="fold" if title in WRAP else "ellipsis")
     for row in rows:
-        table.add_row(*(cell.replace("\n", "\N{REPLACEMENT CHARACTER}") for cell in row))  # a name must not look like two rows
+        table.add_row(*row)
     console.print(table)
 
 
