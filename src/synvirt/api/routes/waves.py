@@ -15,7 +15,7 @@ from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, Number, Sought, cursor
 from synvirt.api.received import bounded, documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
-from synvirt.errors import UnsupportedMediaType
+from synvirt.errors import NotFound, UnsupportedMediaType
 from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
 from synvirt.fleet.model import (
     ApprovalRequest,
@@ -31,7 +31,7 @@ from synvirt.fleet.model import (
     WaveSummary,
 )
 from synvirt.fleet.querying import VmQuery
-from synvirt.fleet.records import member_json, member_of, wave_json, wave_of
+from synvirt.fleet.records import member_json, member_of, wave_event, wave_json, wave_of
 from synvirt.fleet.reporting import WaveReport, as_csv, as_html, report_of
 from synvirt.fleet.sheets.importing import Importer, WaveImport, refused
 from synvirt.fleet.sheets.rows import CSV_BYTES_MAX, to_csv, to_json
@@ -43,6 +43,7 @@ from synvirt.model.values import Model, Name
 from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from synvirt.store import Event
+from synvirt.store.documents import Unreadable
 from synvirt.store.waves import WaveRows
 
 MEMBERS_LIMIT = 10_000
@@ -56,7 +57,7 @@ STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events without an end. `event: wave` has a WaveUpdate and an `id` that grows, at each "
         "change of the state of a wave or of a member; a comment line comes every 15 s. `Last-Event-ID` replays what was "
-        "missed; a new client gets the events from then on.",
+        "missed; a new client gets the events from then on, and with `wave_id` that wave's present state before them.",
         "content": {
             "text/event-stream": {
                 "schema": {"type": "string"},
@@ -412,8 +413,14 @@ class _WaveEvents:
         return self._rows.last_event_id()
 
     def newest_events(self, *, job_id: UUID | None) -> list[Event]:
-        """A new client loads the wave itself."""
-        return []
+        """The wave as it is now, also after its end; of all waves none: a new client loads their list."""
+        if job_id is None:
+            return []
+        newest = self._rows.last_event_id()  # first: what happens to the wave from here on is an event of its own
+        try:
+            return [Event(newest, job_id, wave_event(wave_of(self._rows.get(job_id))))]
+        except (NotFound, Unreadable):
+            return []
 
     def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[Event]:
         return self._rows.events_after(event_id, job_id=job_id, limit=limit)

@@ -108,11 +108,11 @@ def export(
 
 def _imported(answered: Any) -> None:
     for one in answered["waves"]:
+        members = f"{one['members']} member{'s' if one['members'] != 1 else ''}"
         if one["id"] is None:
-            print(shown(f"Wave {one['name']} would have {one['members']} member{'s' if one['members'] != 1 else ''}"))
+            print(shown(f"Wave {one['name']} would have {members}"))
         else:
-            text = f"Wave {one['id']} is a draft with {one['members']} members. Start it: synvirt waves go {one['id']}"
-            print(text)
+            print(f"Wave {one['id']} is a draft with {members}. Start it: synvirt waves go {one['id']}")
     if answered["left_out"]:
         print(shown(f"Left out, since they are templates: {', '.join(answered['left_out'])}"))
     if answered["problems"]:

@@ -3,14 +3,17 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from synvirt.cli.listing import Cursor, Limit, at, id_of, print_page, print_table
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown
+from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
 from synvirt.cli.waves.asking import WAVES, MemberName, WaveName, read
+
+if TYPE_CHECKING:
+    from synvirt.cli.client import Client
 
 
 @with_options
@@ -80,17 +83,35 @@ def member(options: Options, wave: WaveName, member: MemberName) -> None:
 
 @with_options
 def watch(options: Options, wave: WaveName) -> None:
-    """Follow a wave as it moves. Ctrl-C stops the watching, not the wave.
+    """Follow a wave to its end; exits 1, unless it completed. Ctrl-C stops the watching, not the wave.
 
     Example: synvirt waves watch november
     """
-    from synvirt.cli import client as clients
-
     with options.connect() as client:
         id_ = id_of(client, WAVES, wave)
-        for event in client.follow(clients.WAVES, job_id=id_):
-            if event.event == "wave":
-                print(event.data if options.json else _moved(json.loads(event.data)), flush=True)
+        try:
+            state = _followed(client, id_, as_json=options.json)
+        except KeyboardInterrupt:
+            say(f"The wave goes on. Watch it again: synvirt waves watch {id_}", as_json=options.json)
+            raise typer.Exit(INTERRUPTED) from None
+    if state != "completed":
+        raise typer.Exit(FAILED)
+
+
+def _followed(client: "Client", id_: str, *, as_json: bool) -> str:
+    """Prints what happens in the wave until it ends. The state in which it ended."""
+    from synvirt.cli import client as clients
+    from synvirt.errors import Internal
+    from synvirt.fleet.model import WAVE_ENDS
+
+    for event in client.follow(clients.WAVES, job_id=id_):
+        if event.event != "wave":
+            continue
+        update = json.loads(event.data)
+        print(event.data if as_json else _moved(update), flush=True)
+        if update["member"] is None and update["state"] in WAVE_ENDS:
+            return str(update["state"])
+    raise Internal("the stream ended without the wave")
 
 
 @with_options

@@ -1,0 +1,72 @@
+"""synvirt waves against a service whose waves the test moves itself."""
+
+import json
+import threading
+
+import pytest
+
+from synvirt.cli.client import Client
+from synvirt.cli.waves import showing
+from synvirt.fleet.model import MemberState, WaveState
+from synvirt.fleet.waves import change_members
+from tests.cli.conftest import Run
+from tests.fakes.service import Service
+from tests.fleet.made import member, wave
+
+
+def ended(service: Service, state: WaveState) -> str:
+    """A wave that has ended, and whose member ended after it."""
+    made = service.waves.create(wave(member("shop")))
+    service.waves.go(made.id)
+    service.waves._change(made.id, set(WaveState), lambda before: before.model_copy(update={"state": state}))
+    (one,) = service.waves.whole(made.id).members
+    change_members(service.store.waves, made.id, [one], {one.state}, {"state": MemberState.SKIPPED})
+    return str(made.id)
+
+
+@pytest.mark.parametrize(("state", "code"), [(WaveState.COMPLETED, 0), (WaveState.FAILED, 1), (WaveState.CANCELLED, 1)])
+def test_to_watch_a_wave_ends_with_it(service: Service, run: Run, state: WaveState, code: int) -> None:
+    id_ = ended(service, state)
+    done = run("waves", "watch", id_)
+    assert (done.exit_code, done.stdout) == (code, f"wave: {state}\n")
+
+
+def test_a_wave_that_is_under_way_is_watched_to_its_end(service: Service, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = service.waves.create(wave(member("shop")))
+    service.waves.go(made.id)
+    is_shown = threading.Event()
+    moved = showing._moved
+
+    def noted(update: object) -> str:
+        is_shown.set()
+        return moved(update)
+
+    monkeypatch.setattr(showing, "_moved", noted)
+
+    def cancel() -> None:
+        is_shown.wait(60)
+        service.waves.cancel(made.id)
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    done = run("waves", "watch", made.id)
+    canceller.join()
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == ["wave: running", "wave: cancelled. It was cancelled."]
+
+
+def test_who_stops_watching_is_told_that_the_wave_goes_on(service: Service, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = service.waves.create(wave(member("shop")))
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "follow", interrupted)
+    done = run("waves", "watch", made.id)
+    assert (done.exit_code, "synvirt waves watch" in done.stdout) == (130, True)
+
+
+def test_a_draft_of_one_member_is_called_so(service: Service, run: Run) -> None:
+    request = wave(member("shop"))
+    done = run("waves", "import", "-", typed=json.dumps(request.model_dump(mode="json")))
+    assert " is a draft with 1 member. " in done.stdout, done.stdout + done.stderr
