@@ -260,7 +260,8 @@ def test_a_note_that_is_not_fatal_is_reported_once(service: Service) -> None:
     job = service.submit().model_copy(update={"last_error": note, "mode_effective": Mode.COLD})
     for _ in range(3):
         lines.moved(job)
-    assert [line.split(" ", 1)[1] for line in reported] == ["Queued  web.ova", "E_MIG_CBT_UNSUPPORTED: it cannot track changes"]
+    said = ["Queued  web.ova", "E_MIG_CBT_UNSUPPORTED: it cannot track changes", "hint: make room"]
+    assert [line.split(" ", 1)[1] for line in reported] == said
 
 
 @pytest.mark.parametrize(

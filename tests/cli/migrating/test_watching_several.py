@@ -90,6 +90,17 @@ def test_the_table_fits_80_columns_and_shows_those_that_run_first(service: Servi
     assert len(lines) == watching_several.ROWS_MAX + 2
 
 
+def test_the_table_says_what_a_job_waits_for(service: Service) -> None:
+    """The figures of one that copies are worth more than the note that it runs cold."""
+    error = failed().model_copy(update={"fatal": False})
+    for rate, remark in ((0.0, error.code), (5e6, "50 %")):
+        progress = Progress(bytes_total=1 << 30, bytes_done=1 << 29, rate_bps=rate)
+        update = {"state": State.COPYING_FULL, "started_at": now(), "progress": progress, "last_error": error}
+        console = Console(width=80, record=True, color_system=None)
+        console.print(watching_several.table([service.submit().model_copy(update=update)]))
+        assert remark in console.export_text()
+
+
 def test_the_live_table_is_drawn(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     monkeypatch.setattr(watching_several, "table", lambda jobs: str(drawn.append(len(jobs))))  # type: ignore[func-returns-value]

@@ -119,6 +119,8 @@ class Lines:
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
             self._error = job.last_error
             self.line(f"{self._error.code}: {as_options(self._error.message)}")
+            if self._error.hint:
+                self.line(f"hint: {as_options(self._error.hint)}")
         for attempt in job.boot_attempts[self._attempts :]:
             if attempt.trouble is not None:
                 self._attempts += 1

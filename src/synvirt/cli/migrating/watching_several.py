@@ -116,6 +116,7 @@ def table(jobs: list[Migration]) -> "Table":
         made.add_column(title, no_wrap=True, overflow="ellipsis", max_width=width, min_width=8)
     for job in (running + others)[:ROWS_MAX]:
         remark = described(job.progress, state=job.state) if job.progress.bytes_total and not job.ended else ""
-        remark = job.last_error.code if job.last_error is not None and job.ended else remark
+        if job.last_error is not None and (job.ended or not job.progress.rate_bps):  # it waits for what this says
+            remark = job.last_error.code
         made.add_row(str(job.id)[:8], Text(shown(job.name)), stage(job), Text(remark))
     return made
