@@ -92,8 +92,9 @@ def _systemd(what: str, content: bytes, *options: str) -> bytes:
         try:
             programs.run(argv, timeout_s=TIMEOUT_S, missing=BackupBadRequest)
         except ProgramFailed as error:
+            why = (error.stderr.splitlines() or ["it printed no message"])[-1]
             raise BackupBadRequest(
-                f"systemd-creds cannot {what} it here: {error.stderr.splitlines()[-1:] or ['it printed no message']}"[:300],
+                f"systemd-creds cannot {what} it here: {why}"[:300],
                 hint="has this host a TPM 2.0, and systemd 250 or later? A copy by a passphrase needs neither",
             ) from error
         return made.read_bytes()
