@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.errors import CbtUnsupported, SourceUnreachable, SynvirtError
 from synvirt.live import SnapshotRef
 from synvirt.migrations.patience import Patience
 from synvirt.model.job import Migration
@@ -215,7 +215,7 @@ def test_a_guest_that_its_owner_has_shut_down_is_moved(
     house: House, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
 ) -> None:
     """On Proxmox VE its bitmaps end with it, and a guest that is off has none: each later pass finds that, the last one too."""
-    snapshot = FakeAdapter.snapshot
+    snapshot, enable = FakeAdapter.snapshot, FakeAdapter.enable_cbt
 
     async def untracked_while_off(
         adapter: FakeAdapter, vm_id: str, name: str, disks: Collection[str] | None = None
@@ -224,12 +224,19 @@ def test_a_guest_that_its_owner_has_shut_down_is_moved(
         off = house.platform.vm(vm_id)["power"] == "off"
         return made.model_copy(update={"change_ids": {}}) if off else made
 
+    async def only_while_on(adapter: FakeAdapter, vm_id: str, disks: Collection[str]) -> None:
+        if house.platform.vm(vm_id)["power"] == "off":
+            raise CbtUnsupported("it is off: QEMU tracks changes only while the guest runs")
+        await enable(adapter, vm_id, disks)
+
     def shut_down() -> None:
         house.platform.guest_writes(VM, DISK, 0, b"its last words", tracked=False)
         house.platform.power(VM, "off")
         house.platform.lose_change_ids(VM)
 
     monkeypatch.setattr(FakeAdapter, "snapshot", untracked_while_off)
+    monkeypatch.setattr(FakeAdapter, "enable_cbt", only_while_on)
+    no_patience(monkeypatch)
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan(warm={"delta_threshold_bytes": threshold_bytes, "max_passes": 9}))
     once(house, job, in_state(State.DELTA_SYNCING), shut_down)

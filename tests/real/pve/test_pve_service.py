@@ -103,19 +103,22 @@ def test_a_guest_that_cannot_be_tracked_is_moved_cold_and_the_job_says_so(lab: P
         nothing_is_left(lab, vm)
 
 
-@pytest.mark.parametrize("moves", [False, True], ids=["started again", "moved to another node"])
-def test_a_guest_whose_changes_are_not_known_any_more_is_compared_whole(lab: PveLab, tmp_path: Path, moves: bool) -> None:
-    """In the middle of a warm job: its QEMU is another, and the bitmaps are gone."""
+@pytest.mark.parametrize("how", ["started again", "moved to another node", "shut down by its owner"])
+def test_a_guest_whose_changes_are_not_known_any_more_is_compared_whole(lab: PveLab, tmp_path: Path, how: str) -> None:
+    """In the middle of a warm job: its QEMU is another, or there is none, and the bitmaps are gone."""
     vm, data_dir = machine(lab), tmp_path / "data"
     with service(data_dir) as (_, client):
         warm = {"cutover": "manual", "interval_s": 1, "delta_threshold_bytes": 64 * MIB}
         job = submit(client, register(client, lab), vm, "Warm", warm=warm)
         until(lambda: len(client.migration(job.id).passes) > 1 or client.migration(job.id).ended, 120)
+        if how == "shut down by its owner":
+            lab.write(vm, "scsi0", 5 * MIB, b"its last words")
         lab.kill(vm.vmid)
-        if moves:
+        if how == "moved to another node":
             vm.node = "pve2"
-        lab.start(vm.vmid)
-        lab.write(vm, "scsi0", 5 * MIB, b"since then")
+        if how != "shut down by its owner":
+            lab.start(vm.vmid)
+            lab.write(vm, "scsi0", 5 * MIB, b"since then")
         until(lambda: any(one.whole for one in client.migration(job.id).passes[1:]) or client.migration(job.id).ended, 120)
         client.ask("POST", f"/migrations/{job.id}/cutover")
         job = ended(client, job)

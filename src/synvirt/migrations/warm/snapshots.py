@@ -87,7 +87,12 @@ async def unmade(job: Job, name: str, kind: Kind) -> None:
         await adapter.cleanup(job.vm_id, name)
         if job.is_warm and kind != "final":
             # Some platforms keep the tracking with their snapshots: it may have gone with the last one.
-            await _enable_cbt(job, adapter)
+            try:
+                await _enable_cbt(job, adapter)
+            except CbtUnsupported:
+                # Some track a guest only while it runs. One that is off changes no more.
+                if (await adapter.inspect(job.vm_id)).power_state != "off":
+                    raise
 
     try:
         await job.with_adapter(undo)
