@@ -336,6 +336,25 @@ def test_a_failed_job_goes_on_with_its_copy_or_runs_again(page: Page, service: S
     assert str(half) not in page.url
 
 
+# Presses the button of a form three times. Each time: was it held back? None of them is sent.
+PRESSED = """button => {
+    const held = [];
+    document.addEventListener('submit', event => { held.push(event.defaultPrevented); event.preventDefault(); });
+    for (let time = 0; time < 3; time += 1) button.click();
+    return held;
+}"""
+
+
+def test_a_form_is_sent_once_however_often_its_button_is_pressed(page: Page, service: Service) -> None:
+    half = jobs.added(service, "pressed-twice", (State.QUEUED, 5), (State.CANCELLED, 4))
+    for path in (f"/migrations/{half}/again", "/backups/repositories/new", "/doctor"):
+        page.goto(path)
+        button = page.locator("main form button[type=submit]").first
+        page.evaluate("document.querySelector('main form').noValidate = true")
+        assert button.evaluate(PRESSED) == [False, True, True], path
+        expect(button).to_have_attribute("aria-busy", "true")
+
+
 def test_what_cannot_be_done_says_why_as_a_page(page: Page, service: Service) -> None:
     ended = jobs.completed(service, "long-ended")
     page.goto(f"/migrations/{ended}/cancel")

@@ -1,8 +1,9 @@
-// A form that takes a while says so, and is not sent twice: data-once.
+// A form is sent once: what it begins would begin twice. Until the next page comes, its button says that it was sent.
 "use strict";
 document.addEventListener("submit", (event) => {
   const form = event.target;
-  if (!form.matches("form[data-once]")) return;
+  // A GET begins nothing. A form that a script sends (htmx, upload.js) is not sent by the browser too.
+  if (form.method !== "post" || event.defaultPrevented) return;
   if (form.dataset.sent) return event.preventDefault();
   form.dataset.sent = "yes";
   if (event.submitter) event.submitter.setAttribute("aria-busy", "true");
