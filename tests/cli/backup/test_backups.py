@@ -10,12 +10,16 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID, uuid4
 
 import pytest
 from rich.console import Console
 
+from synvirt.backups.model import Status
 from synvirt.cli.backup import commands
 from synvirt.cli.backup import jobs as backup_jobs
+from synvirt.model.values import now
+from synvirt.store.backups import Row
 from tests.cli.conftest import Run
 from tests.cli.migrating.test_watching import SYNVIRT
 from tests.drawn import drawn
@@ -93,6 +97,33 @@ def test_a_job_is_changed_shown_and_removed(run: Run, job: str) -> None:
     assert "There are no jobs" in run("backup", "jobs").stdout
     assert run("backup", "forget-repository", "here").exit_code == 0
     assert "There are no repositories" in run("backup", "repositories").stdout
+
+
+def test_times_are_by_this_hosts_clock_as_everywhere(run: Run, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert run("backup", "change-job", "nightly", "--schedule", "0 2 * * *").exit_code == 0
+        listed = run("backup", "jobs").stdout
+        added = run("backup", "add-job", "db", "--name", "other", "--repository", "here", "--schedule", "0 2 * * *").stdout
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    for text in (listed, added):
+        assert " 11:00" in text
+        assert "UTC" not in text
+
+
+def test_the_oldest_run_under_way_is_watched_however_many_have_ended_since(service: Service, run: Run, job: str) -> None:
+    held = threading.Event()
+    service.guests.gate = lambda: held.wait(WAIT_S)
+    under_way = service.backups.run_job(UUID(job))
+    done = under_way.model_copy(update={"status": Status.COMPLETED, "finished_at": now(), "created_at": now()})
+    rows = [Row("run", one, done.model_copy(update={"id": one}), str(done.status)) for one in (uuid4() for _ in range(1001))]
+    service.store.backups.put_all(rows, host="local")
+    threading.Timer(0.5, held.set).start()
+    watched = run("backup", "watch")
+    assert (watched.exit_code, str(under_way.id)[:8] in watched.stdout) == (0, True), watched.stdout
 
 
 def test_retention_says_what_goes_and_why_the_rest_stays(service: Service, run: Run, job: str) -> None:

@@ -53,6 +53,50 @@ def test_all_that_run_are_followed_to_their_ends(service: Service, capsys: pytes
     assert len(lines) == 6
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_jobs_that_have_ended_are_not_asked_for_again_and_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """A service may have thousands of them, and is asked each second."""
+    others = [service.submit(PLAN.model_copy(update={"name": f"other {number}"})) for number in range(3)]
+    for other in others:
+        service.move(other.id, State.COMPLETED)
+        end(service, other)
+    mine = [service.submit(PLAN.model_copy(update={"name": name})) for name in ("web", "database")]
+    answered: list[str] = []
+    looked: list[list[str]] = []
+    with Client.local(service.settings.socket_path) as client:
+        ask = client.ask
+
+        def asked(*arguments: Any, **options: Any) -> str:
+            answered.append(ask(*arguments, **options))
+            return answered[-1]
+
+        monkeypatch.setattr(client, "ask", asked)
+        monkeypatch.setattr(watching_several, "_lines", recorder(looked))
+        steps = iter([None, None, mine[0], *[None] * 5, mine[1]])
+
+        def pause(_: float) -> None:
+            if (job := next(steps)) is not None:
+                service.move(job.id, State.COMPLETED)
+
+        ids = [str(job.id) for job in mine] if named else []
+        ended = watching_several.watch_several(client, ids, as_json=False, pause=pause)
+    assert [job.name for job in ended] == ["web", "database"]
+    assert {tuple(names) for names in looked} == {("web", "database")}, "a job keeps its place"
+    shown = "".join(answered)
+    assert not [other for other in others if str(other.id) in shown]
+    assert sum(f'"id":"{mine[0].id}"' in answer and '"Completed"' in answer for answer in answered) == 1
+
+
+def recorder(looked: list[list[str]]) -> Callable[..., Any]:
+    def show(*, as_json: bool) -> Any:
+        while True:
+            looked.append([job.name for job in (yield)])
+
+    return show
+
+
 def test_one_that_failed_is_the_exit_code_of_all(service: Service, run: Run) -> None:
     good, bad = service.submit(), service.submit()
     for job, state in ((good, State.COMPLETED), (bad, State.FAILED)):

@@ -290,10 +290,12 @@ def watch(
     """
     import json
 
+    from synvirt.backups.model import ENDS, Status
+
     with options.connect() as client:
         if run is None:
-            items = json.loads(client.ask("GET", RUNS.path))["items"]
-            running = [item["id"] for item in items if item["finished_at"] is None]
+            under_way = {"status": [str(status) for status in Status if status not in ENDS]}
+            running = [item["id"] for item in json.loads(client.ask("GET", RUNS.path, params=under_way))["items"]]
             if not running:
                 print("No run is under way")
                 return

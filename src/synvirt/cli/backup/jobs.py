@@ -85,7 +85,7 @@ def add_job(
         body["repository_id"] = id_of(client, REPOSITORIES, repository)
         answer = client.ask("POST", JOBS.path, json=body)
     made = json.loads(answer)
-    when = f"It runs next at {at(made['next_run_at'])} UTC" if made["next_run_at"] else "Run it"
+    when = f"It runs next at {at(made['next_run_at'])}" if made["next_run_at"] else "Run it"
     print(answer if options.json else f"Job {made['id']} is made. {when}: synvirt backup run {made['id']}")
 
 
@@ -165,7 +165,7 @@ def _jobs(items: list[Any]) -> None:
         )
         for one in items
     ]
-    print_table(("ID", "NAME", "SCHEDULE", "NEXT (UTC)", "LAST RUN"), rows)
+    print_table(("ID", "NAME", "SCHEDULE", "NEXT", "LAST RUN"), rows)
 
 
 def _fates(items: list[Any]) -> None:

@@ -15,6 +15,7 @@ from synvirt.cli.migrating.watching import described, stage
 from synvirt.cli.program import shown
 from synvirt.errors import ServiceUnreachable
 from synvirt.model.job import Migration
+from synvirt.model.kinds import ENDS, State
 from synvirt.sizes import sized
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 ASK_EVERY_S = 1.0
 # The service's longest page: the queue has the newest jobs, and the running ones are the oldest of these.
 JOBS_MAX = 5000
+UNENDED = [str(state) for state in State if state not in ENDS]
 # As many as a terminal of 24 lines shows; the rest are counted.
 ROWS_MAX = 20
 
@@ -56,11 +58,15 @@ def _asked(client: "Client", wanted: set[str], pause: Callable[[float], None]) -
     request."""
     lost_at: float | None = None
     answered = False
+    # These are not asked for again: the service may have thousands of ended jobs.
+    ended: dict[str, Migration] = {}
     while True:
         try:
-            page = json.loads(client.ask("GET", "/migrations", params={"limit": JOBS_MAX}))
-            listed = {item["id"]: Migration.model_validate(item) for item in page["items"] if _is_wanted(item, wanted)}
-            older = {id_: client.migration(id_) for id_ in wanted - listed.keys()}
+            page = json.loads(client.ask("GET", "/migrations", params={"limit": JOBS_MAX, "state": UNENDED}))
+            items = [item for item in page["items"] if not wanted or item["id"] in wanted]
+            listed = {item["id"]: Migration.model_validate(item) for item in items}
+            older = {id_: ended.get(id_) or client.migration(id_) for id_ in wanted - listed.keys()}
+            ended = {id_: job for id_, job in older.items() if job.ended}
         except ServiceUnreachable:
             lost_at = lost_at or time.monotonic()
             if not answered or time.monotonic() - lost_at > PATIENCE_S:
@@ -69,11 +75,7 @@ def _asked(client: "Client", wanted: set[str], pause: Callable[[float], None]) -
             continue
         lost_at, answered = None, True
         # Oldest first: a job keeps its place in the table.
-        yield dict(reversed((listed | older).items()))
-
-
-def _is_wanted(item: dict[str, Any], wanted: set[str]) -> bool:
-    return item["id"] in wanted if wanted else item["finished_at"] is None
+        yield dict(sorted((listed | older).items(), key=lambda one: (one[1].created_at, one[0])))
 
 
 Showing = Any  # a generator that receives lists of jobs
@@ -107,7 +109,7 @@ def table(jobs: list[Migration]) -> "Table":
     from rich.text import Text
 
     running = [job for job in jobs if not job.ended and job.started_at is not None]
-    others = [job for job in jobs if job not in running]
+    others = [job for job in jobs if job.ended or job.started_at is None]
     rate = sum(job.progress.rate_bps for job in running if job.progress.bytes_done < job.progress.bytes_total)
     ended = sum(job.ended for job in jobs)
     caption = f"{len(running)} run, {len(jobs) - ended - len(running)} wait, {ended} ended, {sized(rate)}/s together"
