@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synvirt.errors import InvalidPlan
+from synvirt.fleet.gantt import gantt
 from synvirt.fleet.model import Canary, Group, LockOut, MemberState, Wave, WaveLimits, WaveRequest, Window
 from synvirt.fleet.openings import openings_of, spans_of
 from synvirt.fleet.order import order, problems
@@ -18,7 +20,8 @@ from synvirt.fleet.simulation.explaining import forecast_of
 from synvirt.fleet.simulation.forecast import simulate
 from synvirt.fleet.simulation.nouns import Load, Simulation, Site
 from synvirt.fleet.simulation.running import Run, Setting
-from synvirt.sizes import GIB, MIB
+from synvirt.fleet.waves import check
+from synvirt.sizes import GIB, KIB, MIB
 from tests.fleet.made import member, wave
 
 NOW = datetime(2026, 11, 23, 8, tzinfo=UTC)
@@ -272,6 +275,22 @@ def test_a_fleet_of_no_vms_is_no_error() -> None:
     found = simulate(wave(), {}, Site(), NOW)
     assert found.forecast is None
     assert found.members == ()
+
+
+@pytest.mark.parametrize("size", [0, 2**62])
+def test_a_source_may_claim_any_size(size: int) -> None:
+    made = wave(member("a"), member("b"), limits=WaveLimits(bandwidth_bps=64 * KIB))
+    found = simulate(made, dict.fromkeys(("a", "b"), Load(size, "h", "d")), Site(), NOW)
+    assert found.forecast is not None
+    assert found.forecast.ends_p50 <= found.forecast.ends_p95
+    assert gantt(found).startswith("<svg ")
+
+
+def test_a_wave_begins_within_the_years_of_windows() -> None:
+    made = wave(member("a")).model_copy(update={"start_at": datetime(9999, 12, 31, 23, 59, tzinfo=UTC)})
+    with pytest.raises(InvalidPlan, match="start_at is outside of the years"):
+        check(made)
+    check(made.model_copy(update={"start_at": datetime(2200, 12, 31, tzinfo=UTC)}))
 
 
 def test_a_busy_guest_is_kept_fresh_more_often_as_its_job_does() -> None:

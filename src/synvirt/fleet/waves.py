@@ -32,6 +32,7 @@ from synvirt.fleet.order import order
 from synvirt.fleet.records import member_event, member_of, new_row, summary_of, wave_event, wave_of
 from synvirt.fleet.webhooks import events as hooks
 from synvirt.fleet.webhooks.events import Hooks
+from synvirt.fleet.windows import YEARS
 from synvirt.migrations.planning import schedule
 from synvirt.migrations.planning.retrying import has_kept_copy
 from synvirt.model.job import Migration
@@ -311,6 +312,8 @@ _GOES_ON = WaveChange(frozenset({WaveState.FAILED}), _going, Wave, wave_event, h
 def check(asked: WaveRequest) -> None:
     """InvalidPlan: what prevents the wave from running."""
     order(asked)
+    if asked.start_at is not None and not YEARS[0] <= asked.start_at.year <= YEARS[1]:
+        raise InvalidPlan(f"start_at is outside of the years {YEARS[0]} to {YEARS[1]}", hint="leave it out: it begins at go")
     for place, member in enumerate(asked.members):
         if member.plan.schedule.start_at is not None:
             raise InvalidPlan(

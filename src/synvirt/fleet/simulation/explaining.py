@@ -1,6 +1,6 @@
 """Why a run went as it did: what each member waited for, and what holds back the wave's end."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from synvirt.fleet.simulation.nouns import TICK_S, MemberForecast
 from synvirt.fleet.simulation.running import BOUNDS, Run
@@ -67,23 +67,26 @@ def _account(run: Run, name: str, from_: datetime | None, seconds: dict[str, flo
     load, start = run.setting.loads[name], run.setting.start
     begun, ready, cut = run.begins.get(name), run.ready.get(name), run.cuts.get(name)
 
-    def add(cause: str, length: timedelta) -> None:
-        if length.total_seconds() > 0:
-            seconds[cause] = seconds.get(cause, 0.0) + length.total_seconds()
+    def add(cause: str, length_s: float) -> None:
+        if length_s > 0:
+            seconds[cause] = seconds.get(cause, 0.0) + length_s
 
     if ready is not None and cut is not None:
         since = max(ready, from_ or ready)
         closed = run.scheduler.open_span_of(name, since) is None
-        add(_window_of(run, name) if closed else _cause(run, run.why_cut_late.get(name, ""), name), cut - since)
+        add(
+            _window_of(run, name) if closed else _cause(run, run.why_cut_late.get(name, ""), name),
+            (cut - since).total_seconds(),
+        )
     if cut is not None and name in run.healthy:
-        add("cut-overs themselves", run.healthy[name] - cut)
+        add("cut-overs themselves", (run.healthy[name] - cut).total_seconds())
     if from_ is not None:
         return
     if begun is not None:
-        add(_cause(run, run.why_begun_late.get(name, ""), name), begun - start)
+        add(_cause(run, run.why_begun_late.get(name, ""), name), (begun - start).total_seconds())
     places = ("", f" {load.source_host}", f" {load.destination}", "", "")
     for what, place, spent in zip(BOUNDS, places, run.bound_seconds(name), strict=True):
-        add(f"{what}{place}", timedelta(seconds=float(spent)))
+        add(f"{what}{place}", spent)
 
 
 def _cause(run: Run, why: str, name: str) -> str:

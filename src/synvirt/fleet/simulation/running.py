@@ -25,6 +25,8 @@ S = MemberState
 WINDOWS_MISSED_MAX = 3
 # Keeping copies fresh never uses all of a source host: this share is left for new copies.
 _COPIES_LEAST_SHARE = 0.1
+# A source may claim any size: what ends later than the calendar, ends then.
+_LATEST_S = 5000 * 366 * 86400.0
 # What may limit the rate of a copy.
 BOUNDS = ("one copy's own rate", "source host", "destination", "network", "bandwidth limit of the wave")
 
@@ -155,7 +157,7 @@ class Run:
             now_s = following
 
     def _at(self, seconds: float) -> datetime:
-        return self.setting.start + timedelta(seconds=seconds)
+        return self.setting.start + timedelta(seconds=min(seconds, _LATEST_S))
 
     def _next_s(self, now_s: float, now: datetime, rates: "NDArray[np.float64]") -> float | None:
         """The tick at which something has ended, or a window opens."""
