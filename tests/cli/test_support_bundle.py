@@ -77,8 +77,9 @@ def test_nothing_secret_is_in_it(service: Service, run: Run, tmp_path: Path, mon
         }
         assert client.post("/sources", json=source).status_code == 201
     monkeypatch.setenv("SYNVIRT_REMOTE_PASSWORD", f"{SECRET}-2")
+    monkeypatch.setenv("SYNVIRT_PASSPHRASE", f"{SECRET}-3")
     shapes = "\n\n".join(shape.replace(SHAPED, SECRET) for shape in SHAPES)
-    (tmp_path / "other.txt").write_text(f"the password is {SECRET}-2\nno: p = {SECRET}-2\n{shapes}")
+    (tmp_path / "other.txt").write_text(f"the password is {SECRET}-2\nno: p = {SECRET}-2\nopened by {SECRET}-3\n{shapes}")
     config = tmp_path / "synvirt.toml"
     config.write_text(f'database_url = "postgresql://synvirt:{SECRET}@db.example/synvirt"\n')
     out = tmp_path / "help.tar.gz"

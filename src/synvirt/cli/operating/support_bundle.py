@@ -93,7 +93,7 @@ def _known(settings: "Settings") -> tuple[str, ...]:
     """Secrets that this process can see, in each form in which they may be quoted."""
     from urllib.parse import unquote, urlsplit
 
-    named = ("PASSWORD", "TOKEN", "SECRET")
+    named = ("PASSWORD", "PASSPHRASE", "RECOVERY_KEY", "TOKEN", "SECRET")
     found = [value for variable, value in os.environ.items() if any(word in variable.upper() for word in named)]
     if (password := urlsplit(settings.database_url).password) is not None:
         found += [password, unquote(password)]
