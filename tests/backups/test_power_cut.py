@@ -19,7 +19,7 @@ from synvirt.hypervisor import libvirt_host
 from synvirt.hypervisor.domain_xml import Firmware
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.sizes import KIB
-from tests.backups.test_service import House, disk_content
+from tests.backups.house import House, disk_content
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 
