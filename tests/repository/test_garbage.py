@@ -60,6 +60,15 @@ def test_the_bytes_of_a_removed_point_go_after_a_day() -> None:
     assert verify_repository(repository).wrongs == ()
 
 
+def test_a_file_that_is_being_written_is_left_to_its_writer_and_a_crashs_leftover_goes() -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    folder.write("tmp/0123456789abcdef", [b"the pack of another host's run"])
+    for age, left in ((0, True), (YOUNG_S - 1, True), (YOUNG_S, False)):
+        collect(repository, now=folder.now + age)
+        assert ("tmp/0123456789abcdef" in folder.files) is left
+
+
 def test_a_pack_of_which_little_is_needed_is_packed_again() -> None:
     folder = MemoryFolder()
     repository, part, stays = a_quarter_needed(folder)

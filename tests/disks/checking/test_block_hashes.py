@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,26 @@ def extents_of(seed: random.Random, content: bytearray, *, whole: bool) -> list[
             found.append(Extent(at, length, kind == "zero"))
         at += length
     return found
+
+
+def test_a_file_is_called_closed_only_while_its_hashes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut: the header that is on the disk is never of hashes that are not."""
+    path, fsync, synced = tmp_path / "0.hashes", os.fsync, list[tuple[int, bool]]()
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        header = block_hashes._header(descriptor, 2 * BLOCK, TOKEN)
+        assert header is not None
+        synced.append((header[1], path.read_bytes()[block_hashes.HEADER_BYTES :] != bytes(2 * 32)))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    begun, closed = block_hashes._OPEN, block_hashes._CLOSED
+    disk = Disk(b"x" * 2 * BLOCK, [Extent(0, 2 * BLOCK)])
+    one_pass(path, disk, Volume(2 * BLOCK), fresh=True)
+    assert synced == [(begun, False), (begun, True), (closed, True)]
+    synced.clear()
+    one_pass(path, disk, Volume(2 * BLOCK), fresh=False)
+    assert synced == [(begun, True), (begun, True), (closed, True)]
 
 
 @pytest.mark.parametrize("seed", range(12))
