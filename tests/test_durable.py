@@ -118,6 +118,22 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], b"old")
 
 
+def test_it_is_durable_before_it_has_its_name_and_nobody_sweeps_it_away_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bytes | list[str]] = []
+
+    def noted(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append(path.read_bytes() if path.is_file() else [one.name for one in path.iterdir()])
+        sweep(tmp_path)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    put_private_file(tmp_path / "key", b"secret")
+    assert synced == [b"secret", ["key"]]
+    assert (tmp_path / "key").read_bytes() == b"secret"
+
+
 def test_an_existing_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "users"
     put_private_file(path, b"old", replace=False)

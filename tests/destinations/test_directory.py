@@ -120,6 +120,17 @@ def test_nothing_that_is_kept_beside_a_volume_is_taken_for_another_ones(tmp_path
         assert read(destination, name, 0, len(name)) == name.encode()
 
 
+def test_a_volume_that_was_made_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its watermarks are in the store, which is durable: they would be of a file that is gone."""
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    made = DirectoryDestination(tmp_path)
+    name = made.volume_name(uuid4(), "disk")
+    made.create(name, 4096)
+    volume = tmp_path / name
+    assert synced == [volume, volume.parent, tmp_path]
+
+
 def test_a_link_in_place_of_a_volume_is_not_followed(tmp_path: Path) -> None:
     destination = DirectoryDestination(tmp_path / "volumes")
     name = destination.volume_name(uuid4(), "disk")

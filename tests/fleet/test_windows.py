@@ -133,6 +133,34 @@ def test_lock_outs_cut_a_window_into_pieces() -> None:
     ]
 
 
+def test_a_lock_out_is_never_shorter_than_it_may_mean() -> None:
+    """Where one lies within another, and where it begins in an hour that comes twice."""
+    year_end = [("2026-12-20T00:00:00", "2027-01-04T00:00:00"), ("2026-12-24T00:00:00", "2026-12-26T00:00:00")]
+    nights = window("2026-12-27T22:00:00", "2026-12-28T06:00:00", lockouts=year_end)
+    assert occurrences(nights, utc("2026-12-01"), utc("2027-02-01")) == ()
+    twice = window("2026-10-25T00:00:00", "2026-10-25T06:00:00", lockouts=[("2026-10-25T02:30:00", "2026-10-25T06:00:00")])
+    assert occurrences(twice, utc("2026-10-01"), utc("2026-11-01")) == (
+        Span(utc("2026-10-24T22:00:00"), utc("2026-10-25T00:30:00")),
+    )
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        window("2026-03-20T18:00:00", "2026-03-23T06:00:00", "FREQ=WEEKLY"),
+        window("2026-03-20T01:50:00", "2026-03-20T02:30:00", "FREQ=DAILY"),  # on 29 March it ends at 03:30
+        window("2026-10-20T02:30:00", "2026-10-20T03:00:00", "FREQ=DAILY"),
+    ],
+)
+@pytest.mark.parametrize("day", ["2026-03-28T12:00:00", "2026-10-24T12:00:00"])
+def test_what_is_open_is_found_from_any_moment_of_it(one: Window, day: str) -> None:
+    before = utc(day) + timedelta(days=3)
+    found = occurrences(one, utc(day) - timedelta(days=9), before)
+    for step in range(24):
+        moment = utc(day) + timedelta(hours=10, minutes=15 * step)
+        assert occurrences(one, moment, before) == tuple(span for span in found if span.end > moment)
+
+
 def test_what_overlaps_is_one_piece() -> None:
     days = window("2026-12-01T00:00:00", "2026-12-02T06:00:00", "FREQ=DAILY;COUNT=3", zone="UTC")
     assert occurrences(days, utc("2026-01-01"), utc("2027-01-01")) == (Span(utc("2026-12-01"), utc("2026-12-04T06:00:00")),)

@@ -281,6 +281,26 @@ def test_whatever_call_it_is_cut_off_at_all_is_counted_once(monkeypatch: pytest.
         assert found.model_copy(update={"bytes_moved": whole.bytes_moved}) == whole
 
 
+def test_a_chunk_that_has_changed_or_is_nowhere_is_not_moved_but_reported() -> None:
+    """In a new pack it would have a new hash, and would look as if it had been stored so."""
+    for damage in ("changed", "nowhere"):
+        folder = MemoryFolder()
+        repository, _, _ = a_quarter_needed(folder)
+        folder.now += LATE
+        name = next(name for name in folder.files if name.startswith("packs/") and len(folder.files[name].content) > 2 * MIB)
+        if damage == "changed":
+            content = bytearray(folder.files[name].content)
+            for entry in repository.index.entries(name.removeprefix("packs/")):
+                content[entry.offset + 100] ^= 1
+            folder.files[name].content = bytes(content)
+        else:
+            del folder.files[name]
+        before = sorted(folder.files)
+        with pytest.raises(RepositoryDamaged):
+            collect(repository, now=folder.now)
+        assert sorted(folder.files) == before
+
+
 @pytest.mark.parametrize("damage", ["pack", "manifest", "page", "condemned"])
 def test_nothing_is_removed_while_anything_cannot_be_read(damage: str) -> None:
     folder = MemoryFolder()

@@ -175,6 +175,15 @@ def test_hashes_are_of_what_the_volume_holds_whatever_the_passes_were(tmp_path: 
     assert known(path, len(content)) == digests(content)
 
 
+def test_zeros_that_begin_or_end_within_a_block_are_not_all_of_it(tmp_path: Path) -> None:
+    """A fresh volume is not written there: what is known of them is known by the extents alone."""
+    content = bytes(2 * BLOCK + 4 * KIB) + random.Random(4).randbytes(2 * BLOCK + 60 * KIB) + bytes(3 * BLOCK - 64 * KIB)
+    begin, end = 2 * BLOCK + 4 * KIB, 4 * BLOCK + 64 * KIB
+    extents = [Extent(0, begin, zero=True), Extent(begin, end - begin), Extent(end, len(content) - end, zero=True)]
+    one_pass(tmp_path / "h", Disk(content, extents), Volume(len(content)), fresh=True)
+    assert known(tmp_path / "h", len(content)) == digests(content)
+
+
 def test_whole_blocks_are_not_read_back(tmp_path: Path) -> None:
     content = random.Random(1).randbytes(6 * BLOCK) + bytes(10 * BLOCK + 512)
     volume = Volume(len(content))
