@@ -236,8 +236,9 @@ def test_a_demo_that_is_interrupted_leaves_nothing(moment: str, tmp_path: Path) 
         demo = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     try:
         until(lambda: moment in printed.read_text() or demo.poll() is not None)
+        heeds = re.findall(r"^Sig\w+:.*", Path(f"/proc/{demo.pid}/status").read_text(), re.MULTILINE)
         os.killpg(demo.pid, signal.SIGINT)
-        assert demo.wait(timeout=120) == 130, printed.read_text()
+        assert demo.wait(timeout=120) == 130, (heeds, printed.read_text())
     finally:
         if demo.poll() is None:
             os.killpg(demo.pid, signal.SIGKILL)
