@@ -32,6 +32,7 @@ from synvirt.doctor import Finding, needs_met
 from synvirt.migrations.intake import Intake
 from synvirt.model.values import Time
 from synvirt.settings import Settings
+from synvirt.store import Store
 
 
 class Checkup(BaseModel):
@@ -109,9 +110,6 @@ def create_app(
         detail = None if found is None else Checkup(checked_at=found[0], ok=needs_met(found[1]), checks=found[1])
         return Health(status="ok", version=__version__, detail=detail)
 
-    provider = oidc(settings)
-    note = partial(write, intake.store.audit)
-    coming = Coming(note)
     metrics = Metrics(
         intake.store,
         intake.board,
@@ -119,7 +117,6 @@ def create_app(
         jobs_at_once=settings.jobs_at_once,
         refusals=lambda: coming.refused,
     )
-    app.state.metrics, app.state.coming = metrics, coming
     app.include_router(metrics_router(metrics))
     app.openapi = cache(lambda: described(app, api_prefix=api_prefix))  # type: ignore[method-assign]
 
@@ -130,10 +127,23 @@ def create_app(
     def document() -> Response:
         return Response(written(), media_type="application/json")
 
-    app.add_middleware(Heads)
     store = intake.store
     for router in (tokens_router(store.tokens), audit_router(store.audit)):
         app.include_router(router, prefix=api_prefix, dependencies=[Depends(known_parameters)])
+    coming = _guard(app, settings, store, authenticate, base_url=base_url, api_prefix=api_prefix)
+    app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", api_prefix))
+    app.state.metrics, app.state.coming = metrics, coming
+    install(app, site.as_page)
+    return app
+
+
+def _guard(
+    app: FastAPI, settings: Settings, store: Store, authenticate: Authenticate, *, base_url: str, api_prefix: str
+) -> Coming:
+    """Adds what a request passes before its route, the last added first; answers where refused log-ins are counted."""
+    provider, note = oidc(settings), partial(write, store.audit)
+    coming = Coming(note)
+    app.add_middleware(Heads)
     app.add_middleware(SameOrigin, connects_out=lambda path: connects_out(path.removeprefix(base_url)))
     # A peer's packs are not audited: thousands an hour, and the repository shows them. A caller that has left is noted too.
     app.add_middleware(
@@ -159,6 +169,4 @@ def create_app(
         oidc=provider,
     )
     app.add_middleware(Headed, tls=settings.tls)
-    app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", api_prefix))
-    install(app, site.as_page)
-    return app
+    return coming
