@@ -4,16 +4,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx
 import pytest
+from joserfc import jwt
+from joserfc.jwk import ECKey
 from structlog.testing import capture_logs
 
 from synvirt import outgoing
 from synvirt.accounts import Role
 from synvirt.api.callers.oidc import BEGUN_FOR_S, BEGUN_MAX, BEGUN_MAX_NETWORK, COOKIE, Oidc, oidc
+from synvirt.api.callers.provider import KEYS_AGAIN_S
 from synvirt.api.callers.provider import Provider as Asked
 from synvirt.api.callers.sessions import COOKIE as SESSION
 from synvirt.errors import BadRequest, SourceUnreachable, Unauthorized
@@ -128,6 +132,7 @@ NOW = int(time.time())
 BENT: dict[str, dict[str, Any]] = {
     "nonce": {"nonce": "another"},
     "no nonce": {"nonce": None},
+    "nonce is half a letter": {"nonce": "\ud800"},
     "audience": {"aud": "another"},
     "audiences": {"aud": [CLIENT, "another"]},
     "authorized party": {"aud": [CLIENT], "azp": "another"},
@@ -143,6 +148,7 @@ BENT: dict[str, dict[str, Any]] = {
     "not yet": {"nbf": NOW + 86400},
     "nobody": {"sub": ""},
     "subject is not a text": {"sub": 7},
+    "subject is half a letter": {"sub": "\ud800"},
     "unsigned": {"alg": "none"},
     "signed by a secret": {"alg": "HS256"},
     "signed by a stranger": {"alg": "stranger"},
@@ -326,3 +332,29 @@ def test_nothing_of_it_is_there_without_it(tmp_path: Path) -> None:
         assert client.post("/login/oidc", data={"next": ""}, headers=OURS).status_code == 404
         assert client.get("/login/oidc/callback?state=x", headers=BACK).status_code == 404
     service.close()
+
+
+def test_a_renewed_key_without_an_id_is_fetched_again_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, fetched, at = [ECKey.generate_key("P-256") for _ in range(2)], list[int](), [time.time()]
+    published = [0]
+
+    def asked(_: Asked, url: str) -> dict[str, object]:
+        fetched.append(published[0])
+        return {"keys": [keys[published[0]].as_dict(private=False)]}
+
+    monkeypatch.setattr(Asked, "found", lambda _: SimpleNamespace(keys="https://localhost/keys"))
+    monkeypatch.setattr(Asked, "_asked", asked)
+    provider = Asked("https://localhost", CLIENT, secret=lambda: "", trust=Trust(), clock=lambda: at[0])
+
+    def is_taken(number: int) -> bool:
+        claims = {"iss": "https://localhost", "aud": CLIENT, "sub": "anna", "nonce": "n", "iat": at[0], "exp": at[0] + 60}
+        try:
+            return provider.claims(jwt.encode({"alg": "ES256"}, claims, keys[number]), "n")["sub"] == "anna"
+        except Unauthorized:
+            return False
+
+    assert (is_taken(0), is_taken(1), fetched) == (True, False, [0])
+    published[0] = 1
+    assert (is_taken(1), fetched) == (False, [0])
+    at[0] += KEYS_AGAIN_S
+    assert (is_taken(1), is_taken(0), fetched) == (True, False, [0, 1])

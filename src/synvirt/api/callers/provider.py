@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus, urlsplit
 
 from joserfc import jwt
-from joserfc.errors import InvalidKeyIdError, JoseError
+from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
 from synvirt.errors import SourceUnreachable, Unauthorized
@@ -133,8 +133,11 @@ class Provider:
             ("it has expired", at >= _moment(claims, "exp") + LEEWAY_S),
             ("it is of another time", not -LEEWAY_S <= at - _moment(claims, "iat") <= TOKEN_AGE_S),
             ("it is not valid yet", "nbf" in claims and at < _moment(claims, "nbf") - LEEWAY_S),
-            ("it is for another log-in", not hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode())),
-            ("it does not name the user", not isinstance(claims.get("sub"), str) or not 0 < len(claims["sub"]) <= 255),
+            (
+                "it is for another log-in",
+                not hmac.compare_digest(str(claims.get("nonce", "")).encode("utf-8", "replace"), nonce.encode()),
+            ),
+            ("it does not name the user", not _is_name(claims.get("sub"))),
         )
         for why, is_so in wrong:
             if is_so:
@@ -145,7 +148,7 @@ class Provider:
         try:
             try:
                 return jwt.decode(token, self._key_set(), algorithms=ALGORITHMS).claims
-            except InvalidKeyIdError:  # it may have a new key
+            except (InvalidKeyIdError, BadSignatureError):  # it may have a new key; one that is alone needs no id
                 return jwt.decode(token, self._key_set(again_after_s=KEYS_AGAIN_S), algorithms=ALGORITHMS).claims
         except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise Unauthorized(
@@ -193,6 +196,11 @@ def _address(metadata: Mapping[str, Any], name: str) -> str:
     except ValueError:
         pass
     raise _odd(f"its {name} is not an https:// address")
+
+
+def _is_name(subject: object) -> bool:
+    """Section 2: at most 255 characters of ASCII. Any that can be shown are taken."""
+    return isinstance(subject, str) and 0 < len(subject) <= 255 and subject.isprintable()
 
 
 def _moment(claims: Mapping[str, Any], name: str) -> float:
