@@ -283,3 +283,32 @@ def test_a_repository_of_before_there_were_changes_is_opened_as_it_was(folder: H
     new = new_key()
     change_key(folder, KEY, new)
     assert restored(Repository(folder, new), point) == [noise(1).content]
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_of_two_hosts_that_change_the_key_at_once_no_two_have_done_it(
+    folder: HostFolder, tmp_path: Path, is_ended: bool
+) -> None:
+    """Each would write points that the other cannot open. `is_ended`: the other has looked for ours before that was there."""
+    mine, theirs = new_key(), new_key()
+    here = HostFolder(tmp_path / "repository")
+
+    class Late(HostFolder):
+        def rename(self, old: str, new: str) -> None:
+            if is_ended:
+                change_key(here, KEY, theirs)
+            else:
+                key_change.write(here, KEY, theirs)
+            super().rename(old, new)
+
+    with pytest.raises(BackupConflict, match="another host"):
+        change_key(Late(tmp_path / "repository"), KEY, mine)
+    assert [one.name for one in folder.entries(key_change.FOLDER)] == [Keys(theirs).check]
+    change_key(folder, KEY, theirs)  # its host looks by now, or once more
+    point = back_up(Repository(folder, theirs), noise(1))
+    assert restored(Repository(folder, theirs), point) == [noise(1).content]
+    for key, why in ((mine, "not the key"), (KEY, "newer key")):
+        with pytest.raises(RepositoryKeyWrong, match=why):
+            Repository(folder, key)
+    with pytest.raises(RepositoryKeyWrong, match="newer key"):
+        change_key(folder, KEY, mine)

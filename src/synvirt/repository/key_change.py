@@ -11,7 +11,7 @@ docs/backup-format.md.
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from synvirt.errors import RepositoryDamaged, RepositoryKeyWrong
@@ -46,6 +46,12 @@ def write(folder: Folder, old: bytes, new: bytes) -> None:
         "by": base64.b64encode(before.seal(after.check.encode(), belongs_to=_after(before.check))).decode(),
     }
     put(folder, f"{FOLDER}/{after.check}", [json.dumps(line).encode() + b"\n"])
+
+
+def take_back(folder: Folder, new: bytes) -> None:
+    """Removes the change to `new`, with which nothing was written yet. Idempotent."""
+    folder.delete(f"{FOLDER}/{Keys(new).check}")
+    folder.sync_folder(FOLDER)
 
 
 def parsed(name: str, content: bytes) -> Change:
@@ -91,13 +97,22 @@ def masters(folder: Folder, first_check: str, master: bytes) -> list[bytes]:
         if len(older) != KEY_BYTES or older in found:
             raise RepositoryKeyWrong("this is not the key of that repository")
         found.append(older)
-    newest = Keys(master)
-    if any(_opened(newest, change.by, _after(newest.check)) == change.check.encode() for change in known):
+    if _announced(Keys(master), known):
         raise RepositoryKeyWrong(
             "this repository has a newer key: nothing is written with this one any more",
             hint="forget the repository here, and add it again with the recovery key that the key change printed",
         )
     return found
+
+
+def rivals(folder: Folder, old: bytes, new: bytes) -> bool:
+    """Whether the key after `old` is to be another one than `new`, too: two hosts change it at once."""
+    return not _announced(Keys(old), changes(folder)) <= {Keys(new).check}
+
+
+def _announced(keys: Keys, known: Iterable[Change]) -> set[str]:
+    """The key_checks of the keys that a holder of this one has announced."""
+    return {change.check for change in known if _opened(keys, change.by, _after(keys.check)) == change.check.encode()}
 
 
 def _opened(keys: Keys, sealed: bytes, belongs_to: bytes) -> bytes:

@@ -66,7 +66,7 @@ def create(folder: Folder, master: bytes) -> UUID:
 
 def change_key(folder: Folder, old: bytes, new: bytes) -> None:
     """Makes `new` the repository's key from now on; nothing is written with `old` any more. Idempotent. RepositoryKeyWrong:
-    `old` is not its newest key."""
+    `old` is not its newest key. BackupConflict: another host changes it at this moment."""
     folder.make_folders(FOLDERS)
     check = header_of(folder)["key_check"]
     try:
@@ -74,6 +74,11 @@ def change_key(folder: Folder, old: bytes, new: bytes) -> None:
     except RepositoryKeyWrong:
         key_change.masters(folder, check, old)
         key_change.write(folder, old, new)
+    # Of two hosts at least one sees the other's file, as each looks after it has written its own. With both keys, each host
+    # would write points that the other cannot open.
+    if key_change.rivals(folder, old, new):
+        key_change.take_back(folder, new)
+        raise BackupConflict("another host changes the repository's key at this moment", hint="wait a minute, and try again")
 
 
 def header_of(folder: Folder) -> dict[str, Any]:

@@ -349,7 +349,7 @@ def test_a_renewed_key_without_an_id_is_fetched_again_once_a_minute(monkeypatch:
     def is_taken(number: int) -> bool:
         claims = {"iss": "https://localhost", "aud": CLIENT, "sub": "anna", "nonce": "n", "iat": at[0], "exp": at[0] + 60}
         try:
-            return provider.claims(jwt.encode({"alg": "ES256"}, claims, keys[number]), "n")["sub"] == "anna"
+            return bool(provider.claims(jwt.encode({"alg": "ES256"}, claims, keys[number]), "n"))
         except Unauthorized:
             return False
 
