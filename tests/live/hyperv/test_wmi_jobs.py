@@ -156,6 +156,28 @@ def test_a_reset_costs_one_pass_over_the_whole_disk(house: WmiHouse, vm: FakeVm,
     assert [one.whole for one in ended.passes].count(True) == 1
 
 
+@pytest.mark.parametrize("starts_again", [False, True])
+def test_a_guest_that_its_owner_shuts_down_between_two_passes_is_moved_warm(
+    house: WmiHouse, vm: FakeVm, *, starts_again: bool
+) -> None:
+    """There is no snapshot of a guest that is off, and so no change id: the pass after it compares whole disks."""
+    job = house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 0, "max_passes": 20}))
+    hyperv, states = house.host.hyperv, [OFF, *([RUNNING] if starts_again else [])]
+
+    def committed() -> None:
+        number = 3 - len(states) if starts_again else 1
+        if states and house.store.memory.get(job.id, PassMemory, number).released_at is not None:
+            hyperv.guest_writes(vm, 777, b"its last words")
+            hyperv.power(vm, states.pop(0))
+            hyperv.guest_writes(vm, 5000, b"its first words")
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    moved(house, vm, ended)
+    assert states == []
+    assert ended.mode_effective is Mode.WARM
+
+
 def test_a_guest_whose_disks_are_exported_is_moved_warm_too(house: WmiHouse, vm: FakeVm) -> None:
     """Over a checkpoint: whole once, then what changed, the last time of a guest that is off."""
     house.options = EXPORTING
