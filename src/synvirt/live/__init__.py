@@ -152,6 +152,14 @@ def stays_on(vm: str, timeout_s: float) -> GuestStaysOn:
     )
 
 
+def stands_still(vm: str) -> Conflict:
+    """The error of a guest that was suspended after it was asked to shut down: a power-off would lose what it has in memory."""
+    return Conflict(
+        f"{vm} was asked to shut down, and is suspended: to power it off would lose what it has in memory",
+        hint="resume it or shut it down at the source, then submit it again",
+    )
+
+
 class LiveAdapter(Protocol):
     """One session with one platform. It is made from a SourceAccess, whose form it checks (BadRequest); only `connect`
     connects.

@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.errors import SourceUnreachable
+from synvirt.errors import Conflict, SourceUnreachable
 from synvirt.live.hyperv import power
 from synvirt.live.hyperv.adapter import WmiApi
 from tests.contracts.live import in_session, read
 from tests.fakes.hyperv.host import FakeHost
-from tests.fakes.hyperv.model import OFF, RUNNING, FakeVm
+from tests.fakes.hyperv.model import OFF, RUNNING, SAVED, FakeVm
 from tests.fakes.hyperv.wsman import Refusal
 
 SIZE = 1 << 20
@@ -93,3 +93,20 @@ def test_what_changed_since_a_snapshot_that_could_not_be_released_is_known_of_a_
 
     ask(hyperv, use)
     assert hyperv.snapshots(vm) == []
+
+
+def test_a_guest_that_is_saved_while_it_is_asked_loses_nothing(
+    hyperv: FakeHost, vm: FakeVm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host was restarted, which saves its VMs: to switch it off would throw its memory away."""
+
+    def saved(_node: str, vm_id: str, wish: str) -> Any:
+        assert wish == "shutdown"
+        vm.state = SAVED
+        return {"heard": True}
+
+    monkeypatch.setattr(hyperv.hyperv, "_power", saved, raising=False)
+    for _ in range(2):  # the second time it is saved already
+        with pytest.raises(Conflict, match="is suspended"):
+            ask(hyperv, lambda adapter: adapter.shutdown(vm.id, timeout_s=0.05))
+    assert vm.state == SAVED

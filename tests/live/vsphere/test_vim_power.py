@@ -1,8 +1,11 @@
 """When a VM was started last, by vSphere's events."""
 
+import asyncio
+
 import pytest
 import structlog
 
+from synvirt.errors import Conflict
 from synvirt.live import GuestStaysOn
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.power import NOT_KNOWN
@@ -80,3 +83,18 @@ def test_a_session_that_is_lost_in_between_is_made_again(platform: VCenter) -> N
     before = last_start(platform, VM)
     platform.fault("CreateCollectorForEvents", "NotAuthenticated")
     assert last_start(platform, VM) == before
+
+
+def test_a_guest_that_is_suspended_while_it_is_asked_loses_nothing(platform: VCenter) -> None:
+    platform.fault("ShutdownGuest", "ignored")
+
+    async def use(adapter: VimApi) -> None:
+        session = adapter._session
+        task = await asyncio.to_thread(session.call, "suspend it", lambda _: session.machine(VM).SuspendVM_Task())
+        await asyncio.to_thread(session.wait, task, what="suspend it", timeout_s=60)
+        with pytest.raises(Conflict, match="is suspended"):
+            await adapter.shutdown(VM, timeout_s=0.0)
+        assert (await adapter.inspect(VM)).power_state == "suspended"
+
+    in_session(lambda: VimApi(platform.access()), use)
+    assert platform.calls("PowerOffVM_Task") == 0

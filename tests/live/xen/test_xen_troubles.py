@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from synvirt.errors import SnapshotFailed, SourceUnreachable
+from synvirt.errors import Conflict, SnapshotFailed, SourceUnreachable
 from synvirt.live import GuestStaysOn, VmRow
 from synvirt.live.form import Place
 from synvirt.live.xen import exports
@@ -322,3 +322,12 @@ def test_a_disk_that_was_taken_out_of_its_vm_is_not_tracked_any_more(pool: XenSe
     asked(pool, use)
     assert [(vdi["cbt_enabled"], vdi["other_config"]) for vdi in disks] == [(False, {})] * 2
     assert pool.pool.snapshots() == []
+
+
+@pytest.mark.parametrize("state", ["Suspended", "Paused"])
+def test_a_guest_that_is_suspended_while_it_is_asked_loses_nothing(pool: XenServer, state: str) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    pool.pool.power(vm_id, state)
+    with pytest.raises(Conflict, match="is suspended"):
+        asked(pool, lambda adapter: adapter.shutdown(vm_id, timeout_s=0.1))
+    assert pool.pool.calls["VM.hard_shutdown"] == 0

@@ -6,7 +6,7 @@ from typing import Protocol
 import structlog
 
 from synvirt.errors import Internal, SnapshotFailed, SourceUnreachable
-from synvirt.live import stays_on
+from synvirt.live import stands_still, stays_on
 from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.machines import FoundVm, of_central, of_element
@@ -113,6 +113,8 @@ def shut_down(control: Control, vm_id: str, timeout_s: float, manner: Shutdown =
         return
     if manner == "hold":
         raise stays_on(vm.name, timeout_s)
+    if manner == "polite" and control.vm(vm_id).power == "suspended":
+        raise stands_still(vm.name)
     try:
         control.force_off(vm_id)
     except (Internal, SnapshotFailed):

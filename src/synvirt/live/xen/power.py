@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from synvirt.errors import Internal, SourceUnreachable
-from synvirt.live import stays_on
+from synvirt.live import stands_still, stays_on
 from synvirt.live.xen.machines import vm_ref
 from synvirt.live.xen.session import OF_ITS_OWN, XapiFailure, XenSession, pauses
 from synvirt.machines.xenapi import NULL, Record, table, text
@@ -33,6 +33,8 @@ def shut_down(session: XenSession, vm_id: str, timeout_s: float, manner: Shutdow
         return
     if manner == "hold":
         raise stays_on(vm_id, timeout_s)
+    if manner == "polite" and _state(session, reference) in ("Suspended", "Paused"):
+        raise stands_still(vm_id)
     _power(session, reference, f"power {vm_id} off", "VM.hard_shutdown", wanted="Halted")
 
 

@@ -8,6 +8,7 @@ import pytest
 from synvirt.errors import (
     AuthFailed,
     BadRequest,
+    Conflict,
     Internal,
     SourceUnreachable,
 )
@@ -198,3 +199,12 @@ def test_a_guest_whose_tools_do_not_answer_is_asked_by_its_power_button(cluster:
     assert vm.power == "OFF"
     actions = [line.rpartition("/")[2] for line in cluster.seen if "$actions" in line]
     assert actions == ["guest-shutdown", "shutdown"]
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
+def test_a_guest_that_is_paused_while_it_is_asked_loses_nothing(cluster: Prisms, which: str) -> None:
+    vm = machine(cluster, deaf=True)
+    vm.power = "PAUSED"
+    with pytest.raises(Conflict, match="is suspended"):
+        ask(cluster.access(which), lambda adapter: adapter.shutdown(vm.id, timeout_s=0.0))
+    assert vm.power == "PAUSED"
