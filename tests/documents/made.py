@@ -75,7 +75,8 @@ FIRST: dict[str, str] = {
     "E_BAK_REPOSITORY_UNREACHABLE": "A folder: is it there, and its NFS export mounted? A peer: does it run, does a firewall let this host through, was its certificate renewed?",
     "E_BAK_REPOSITORY_FULL": "Let retention remove points (`synvirt backup retention JOB`), then `synvirt backup collect REPOSITORY`: room comes back a day "
     "later. Or make the disk, or the quota of the peer's offer, larger.",
-    "E_BAK_KEY_WRONG": "A recovery key has 55 letters and digits in groups of four. If another host changed the key, forget the repository here, and add it again with the new one.",
+    "E_BAK_KEY_WRONG": "A recovery key has 55 letters and digits in groups of four. If another host changed the key, forget the repository here, and add it again with the new one. "
+    "If this host has lost its key file, put it back from a copy of {data_dir}/keyring.",
     "E_BAK_DAMAGED": "`synvirt backup verify-repository REPOSITORY` names the damaged points. Do not restore those; check the disk that the repository lies on. "
     "The next run stores again what is missing, if the guest still has it.",
     "E_BAK_IMMUTABLE": "The peer keeps it for `keep_days`, or it is protected there. Wait, or ask its operator: `synvirt backup release-point OFFER POINT` there.",

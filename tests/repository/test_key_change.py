@@ -235,6 +235,32 @@ def test_a_next_key_that_is_half_written_is_nobodys(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_lost_key_is_named_and_no_other_is_made_in_its_place(tmp_path: Path) -> None:
+    """Its recovery key would open nothing; and a copy of the lost file is put back where it was."""
+    store = Store(f"sqlite:///{tmp_path / 'test.db'}")
+    for name in ("keyring", "here"):
+        (tmp_path / name).mkdir()
+    made = Repositories(store.backups, host="local", keyring=tmp_path / "keyring")
+    known = made.add(BackupRepositoryRequest.model_validate({"name": "one", "kind": "local", "path": str(tmp_path / "here")}))
+    right = made.recovery_key(known.id)
+    made.close()
+    path = tmp_path / f"keyring/backup-{known.id}.key"
+    kept = path.rename(tmp_path / "copy")
+    again = Repositories(store.backups, host="local", keyring=tmp_path / "keyring")
+    for ask in (again.recovery_key, again.opened, again.spec, again.change_key):
+        with pytest.raises(RepositoryKeyWrong, match=f"there is no {path.name}"):
+            ask(known.id)
+        assert not path.exists()
+    shown = again.shown(known)
+    assert shown.state == "unreachable"
+    assert path.name in (shown.problem or "")
+    kept.rename(path)
+    assert back_up(again.opened(known.id), noise(1))
+    assert again.recovery_key(known.id) == right
+    again.close()
+    store.close()
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("kind", get_args(BackupRun.model_fields["kind"].annotation))
 def test_a_key_is_not_changed_while_a_run_uses_the_repository(

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from synvirt.backups.authors import Authors
 from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepositoryRequest, PeerRequest, SealedKeyRequest
 from synvirt.durable import put_private_file, sync_folder
-from synvirt.errors import BackupBadRequest, BackupConflict, Internal, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupConflict, Internal, RepositoryKeyWrong, SynvirtError
 from synvirt.keyring import migrator_key
 from synvirt.model.access import in_words_of
 from synvirt.model.values import now
@@ -158,12 +158,12 @@ class Repositories:
         """The password of a peer's account, opened by the key, or by the next key of a change that a crash interrupted."""
         path, following = self._key_path(known.id), self._next_path(known.id)
         following_too = [following] if self._has_next(known.id) else []
-        ring = KeyRing([migrator_key(one) for one in (path, *following_too)])
+        ring = KeyRing([_kept_key(one) for one in (path, *following_too)])
         what = f"the password of the peer of {known.name}"
         return ring.unseal(base64.b64decode(known.sealed or ""), belongs_to=_belongs_to(known.id), what=what).decode()
 
     def _key(self, repository_id: UUID) -> bytes:
-        return migrator_key(self._key_path(repository_id))
+        return _kept_key(self._key_path(repository_id))
 
     def change_key(self, repository_id: UUID) -> str:
         """Changes the key: returns the new recovery key, and all is written with the new key from now on. After a crash, the
@@ -171,6 +171,7 @@ class Repositories:
         self.get(repository_id)
         following = self._next_path(repository_id)
         with self._changing[repository_id]:
+            self._key(repository_id)  # without it the change could only wait for it, and happen at some later time
             if not self._has_next(repository_id):
                 self._write_key(following, new_key())
             self._end_change(repository_id)
@@ -178,7 +179,7 @@ class Repositories:
 
     def _end_change(self, repository_id: UUID) -> None:
         path, following = self._key_path(repository_id), self._next_path(repository_id)
-        old, new = migrator_key(path), migrator_key(following)
+        old, new = _kept_key(path), _kept_key(following)
         known = self._known(repository_id)
         with contextlib.closing(self._folder_of(repository_id)) as folder:
             stored.change_key(folder, old, new)
@@ -247,6 +248,18 @@ class Repositories:
             put_private_file(path, master, replace=False)
         except OSError as error:
             raise Internal(f"the repository's key cannot be kept: {error.strerror}") from error
+
+
+def _kept_key(path: Path) -> bytes:
+    """The key in the file. RepositoryKeyWrong, if it is gone: another one, made in its place, opens nothing, and would be
+    handed out as the recovery key."""
+    if not os.path.lexists(path):
+        raise RepositoryKeyWrong(
+            f"the key of the repository is lost here: there is no {path.name} in {{data_dir}}/keyring",
+            hint="put that file back from a copy of the keyring; or remove the jobs of the repository, forget it, and add it "
+            "again with its recovery key",
+        )
+    return migrator_key(path)
 
 
 def _given(text: str, passphrase: SecretStr | None) -> bytes:
