@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from synvirt.backups.model import (
     BackupJob,
@@ -18,7 +19,7 @@ from synvirt.backups.retention import Retention
 from tests.drawn import drawn
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
-from tests.web.conftest import look_at
+from tests.web.conftest import look_at, opened, serving
 from tests.web.test_pages import press_until
 
 
@@ -298,3 +299,17 @@ def test_backups_can_be_read_by_everybody(page: Page, repository: BackupReposito
         page.goto(path)
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
         look_at(page, f"backup-{name}")
+
+
+def test_a_backup_job_without_a_repository_leads_to_one(browser: Browser, tmp_path: Path) -> None:
+    empty = Service(tmp_path)
+    with serving(empty) as address, opened(browser, address) as context:
+        page = context.new_page()
+        page.goto("/backups/jobs/new")
+        expect(page.locator("form.form")).to_have_count(0)
+        page.click("main a[href='/backups/repositories/new']")
+        expect(page.locator("h1")).to_have_text("Add a repository")
+        page.goto("/")
+        expect(page.locator("#nothing")).to_contain_text("A new migration begins with")
+        look_at(page, "migrations-none")
+    empty.close()

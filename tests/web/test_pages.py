@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from synvirt.model.job import DiskProgress, Migration, OutageForecast, Pass, Progress
+from synvirt.jobs.instant import NO_SPACE, NO_SPACE_HINT
+from synvirt.model.job import DiskProgress, Instant, Migration, OutageForecast, Pass, Progress
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import CheckResult, RehearsalState, Sameness
 from synvirt.model.repair import DiskRepair, Repair, Span
@@ -87,6 +88,16 @@ def test_a_downgrade_has_a_colour_of_its_own_and_an_error_another(page: Page, se
     expect(page.locator("#banner")).to_contain_text("look at its screen below")
     expect(page.locator("#boot")).to_contain_text("the firmware found nothing to boot")
     expect(page.locator("#conversion")).to_contain_text("no virtio-scsi driver")
+
+
+def test_the_page_of_a_paused_guest_does_not_contradict_its_cause(page: Page, service: Service) -> None:
+    """It is paused where its source is away, and where what it writes has no room: the cause is shown beside it."""
+    cause = jobs.problem("E_MIG_DISK_WRITE_FAILED", NO_SPACE, NO_SPACE_HINT, fatal=False, state=State.COPYING_FULL)
+    instant = Instant(state="waiting", started_at=now())
+    job_id = jobs.added(service, "erp", (State.QUEUED, 60), (State.COPYING_FULL, 50), instant=instant, last_error=cause)
+    page.goto(f"/migrations/{job_id}")
+    expect(page.locator("#banner .hint")).to_have_text(NO_SPACE_HINT)
+    expect(page.locator("#banner")).to_contain_text("it cannot read what it runs from, or has no room for what it writes")
 
 
 def test_the_screen_of_a_guest_that_did_not_boot_is_shown_where_there_is_one(page: Page, service: Service) -> None:

@@ -142,8 +142,8 @@ InstantState = Literal["preparing", "running", "waiting", "moving", "done"]
 
 class Instant(Model):
     """The instant start of a guest, before its copy is complete. `preparing`: its layers are made; `running`: the guest runs on
-    them; `waiting`: the source cannot be read now; `moving`: the guest moves onto its volumes; `done`: it is on them. From
-    `started_at` on it may have written, and a cancel loses what it wrote."""
+    them; `waiting`: it cannot read its source, or write, now; `moving`: the guest moves onto its volumes; `done`: it is on
+    them. From `started_at` on it may have written, and a cancel loses what it wrote."""
 
     state: InstantState
     started_at: Time | None = None
