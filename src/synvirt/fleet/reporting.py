@@ -16,6 +16,7 @@ from uuid import UUID
 from synvirt.fleet.model import Member, MemberState, Wave, WaveForecast, WaveState
 from synvirt.fleet.records import late_s
 from synvirt.fleet.sheets.rows import guarded
+from synvirt.fleet.simulation.drawing import quantile
 from synvirt.fleet.words import shown_s, shown_time
 from synvirt.model.values import Model, Time
 
@@ -119,9 +120,7 @@ def _forecast_error(members: Iterable[ReportedMember]) -> ForecastError | None:
     missed = sorted(abs(late) for one in members if (late := late_s(one.planned_at, one.cut_over_at)) is not None)
     if not missed:
         return None
-    return ForecastError(
-        members=len(missed), median_s=statistics.median(missed), p95_s=missed[min(len(missed) - 1, len(missed) * 95 // 100)]
-    )
+    return ForecastError(members=len(missed), median_s=statistics.median(missed), p95_s=quantile(missed, 0.95))
 
 
 def as_csv(report: WaveReport) -> str:

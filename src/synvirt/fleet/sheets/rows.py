@@ -37,7 +37,8 @@ CSV_BYTES_MAX = 64 * MIB
 ROW_CHARS_MAX = 2 * MIB
 PROBLEMS_MAX = 200
 # Programs that open a CSV run a cell with such a beginning as a formula (OWASP, «CSV injection»).
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
+# Excel in East Asia takes full-width signs, too.
+_FORMULA = (*"=+-@＝＋－＠", "\t", "\r", "\n", "'")
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _YES = frozenset({"true", "1", "yes"})
 
