@@ -387,6 +387,20 @@ def test_a_name_from_a_hostile_archive_stays_a_name(page: Page, service: Service
     assert page.title() == f"{name} · SynVirt"
 
 
+# Does the text after an element stand to the right of it?
+FOLLOWS = """element => {
+    const range = document.createRange();
+    range.selectNodeContents(element.nextSibling);
+    return range.getBoundingClientRect().left >= element.getBoundingClientRect().right - 1;
+}"""
+
+
+def test_a_name_that_turns_the_direction_of_text_turns_only_its_own(page: Page, service: Service) -> None:
+    job_id = jobs.added(service, "\u202exe.gpj", (State.QUEUED, 5), (State.COPYING_FULL, 4))
+    page.goto(f"/migrations/{job_id}/cancel")
+    assert page.locator("main .lead b").evaluate(FOLLOWS)
+
+
 def test_another_sites_form_does_nothing(page: Page, service: Service) -> None:
     """The browser is logged in by then, and keeps that to itself (SameSite)."""
     job_id = jobs.added(service, "coveted", (State.QUEUED, 5), (State.COPYING_FULL, 4))
