@@ -119,7 +119,7 @@ def look_at(page: Page, name: str) -> None:
     """Can it be read at a desk in the light, and on a phone in the dark? Two of the four are enough: no rule of the styles
     asks for a width and a colour scheme at once."""
     page.mouse.move(0, 0)  # what is pointed at is drawn by itself, and not in a picture of the whole page
-    for scheme, device, width in (("light", "desk", 1200), ("dark", "phone", 390)):
+    for scheme, device, width in (("light", "desk", 1200), ("dark", "phone", 360)):
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         page.set_viewport_size({"width": width, "height": 844})
         picture(page, f"{name}-{device}-{scheme}")
