@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from synvirt.errors import BadRequest, Conflict, InvalidPlan, SynvirtError
+from synvirt.errors import BadRequest, Conflict, InvalidPlan, SourceUnreachable, SynvirtError
 from synvirt.fleet.model import Group, MemberRequest, WaveRequest, WaveState
 from synvirt.fleet.querying import VmQuery, wave_of_query
 from synvirt.fleet.sheets.rows import KnownVm, SheetProblem, TakenIn, from_json, take_in, to_json
@@ -87,7 +87,7 @@ class Importer:
 
     async def meant(self, query: VmQuery) -> WaveRequest:
         """The wave that `select` would make; the same errors."""
-        inventory = await self._inventory(query.source_id)
+        inventory = await self._listed(query.source_id)
         request = await asyncio.to_thread(wave_of_query, query, known_vms(inventory), inventory.vms)
         check(request)
         return request
@@ -126,17 +126,24 @@ class Importer:
         self._waves.replace(into, requests[0], keep_hooks=True)
         return [into]
 
+    async def _listed(self, source_id: UUID) -> Inventory:
+        """The VMs of a source. SourceUnreachable, also if it does not answer in time."""
+        try:
+            async with asyncio.timeout(SOURCE_WITHIN_S):
+                return await self._inventory(source_id)
+        except TimeoutError as error:
+            why = f"the source did not answer within {SOURCE_WITHIN_S:.0f} s"
+            raise SourceUnreachable(why, hint="test the source, and try again") from error
+
     async def _known(self) -> tuple[list[KnownVm], list[SheetProblem]]:
         """The VMs of all sources, asked at once, and the errors of those that did not answer."""
         sources = await asyncio.to_thread(self._sources)
 
         async def asked(source: Source) -> list[KnownVm] | SheetProblem:
             try:
-                async with asyncio.timeout(SOURCE_WITHIN_S):
-                    return known_vms(await self._inventory(source.id))
-            except (SynvirtError, TimeoutError) as error:
-                why = error.detail if isinstance(error, SynvirtError) else f"it did not answer within {SOURCE_WITHIN_S:.0f} s"
-                detail = f"the VMs of source {source.name} are not known: {why}"
+                return known_vms(await self._listed(source.id))
+            except SynvirtError as error:
+                detail = f"the VMs of source {source.name} are not known: {error.detail}"
                 return SheetProblem(row=0, column="vm", detail=detail[:500], hint="test the source, and import again")
 
         found: list[KnownVm] = []
