@@ -177,6 +177,13 @@ def test_a_repository_is_looked_after(run: Run, job: str, home: Path) -> None:
     assert "damaged" in run("backup", "points").stdout
 
 
+def test_the_list_says_why_a_repository_cannot_be_used(run: Run, job: str, home: Path) -> None:
+    home.rename(home.with_name("elsewhere"))
+    listed = run("backup", "repositories").stdout
+    assert "unreachable" in listed
+    assert f"here: there is no folder {home}" in listed
+
+
 def test_a_run_that_fails_says_why_and_exits_1(service: Service, run: Run, job: str) -> None:
     service.guests.remove("web")
     done = run("backup", "run", "nightly")

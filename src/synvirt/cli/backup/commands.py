@@ -449,6 +449,9 @@ def remove_point(options: Options, point: Point) -> None:
 def _repositories(items: list[Any]) -> None:
     rows = [(one["id"], shown(one["name"]), one["kind"], one["state"], str(one["points_count"]), _room(one)) for one in items]
     print_table(("ID", "NAME", "KIND", "STATE", "POINTS", "FREE"), rows)
+    for one in items:
+        if one["problem"]:
+            print(shown(f"{one['name']}: {one['problem']}"))
 
 
 def _room(one: dict[str, Any]) -> str:
