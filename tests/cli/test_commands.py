@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from typer.testing import CliRunner
@@ -192,6 +192,17 @@ def test_show(service: Service, run: Run) -> None:
     reported = run("migrations", "show", job.id).stdout
     for part in (str(job.id), "Failed", "E_MIG_DISK_WRITE_FAILED: the disk is full", "make room", "Queued"):
         assert part in reported
+
+
+@pytest.mark.parametrize(("ttl_s", "is_lost"), [(-5, True), (600, False)])
+def test_show_says_that_the_host_of_a_job_is_lost(service: Service, run: Run, ttl_s: float, is_lost: bool) -> None:
+    """Its last figures are of the moment before: nothing is copied any more."""
+    service.store.hosts.begin("kvm2", ttl_s=ttl_s, document="{}")
+    progress = Progress(bytes_total=100 << 20, bytes_done=50 << 20, rate_bps=5 << 20, eta_s=10)
+    job = service.submit().model_copy(update={"id": uuid4(), "host": "kvm2", "state": State.COPYING_FULL, "progress": progress})
+    service.store.add(job, host="kvm2")
+    reported = run("migrations", "show", job.id).stdout
+    assert ("kvm2 (away: the job waits for it" in reported, "5.0 MiB/s, 10 s to go" in reported) == (is_lost, not is_lost)
 
 
 def test_show_of_a_warm_job_has_its_passes_its_forecast_and_the_result(service: Service, run: Run) -> None:

@@ -1,5 +1,6 @@
 """synvirt migrations list|show|watch|submit|cancel|cutover|retry|repair|take-over|remove"""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,10 +62,10 @@ def show(options: Options, job: JobId) -> None:
     """
     with options.connect() as client:
         answer = client.ask("GET", f"/migrations/{full_id(client, 'migration', job)}")
-    if options.json:
-        print(answer)
-    else:
-        _sheet(answer)
+        if options.json:
+            print(answer)
+        else:
+            _sheet(answer, lambda host: _lost(client, host))
 
 
 @app.command()
@@ -292,7 +293,15 @@ def _table(items: list[dict[str, Any]]) -> None:
     print_table(("ID", "NAME", "STATE", "DONE", "CREATED"), rows)
 
 
-def _sheet(answer: str) -> None:
+def _lost(client: Any, host: str) -> str | None:
+    """The state of a host that does nothing for its jobs now; None: it is alive."""
+    import json
+
+    known = json.loads(client.ask("GET", "/hosts", params={"limit": 1000}))["items"]
+    return next((one["state"] for one in known if one["id"] == host and one["state"] != "alive"), None)
+
+
+def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
     from synvirt.cli.migrating.dry_runs import as_options
     from synvirt.cli.migrating.repairs import found_by
     from synvirt.cli.migrating.watching import described, outcome
@@ -305,7 +314,12 @@ def _sheet(answer: str) -> None:
         planned = f" (planned {job.plan.mode})" if job.mode_effective != job.plan.mode else ""
         rows.append(("mode", f"{job.mode_effective}{planned}"))
     rows += [("by", job.submitted_by)] if job.submitted_by else []
-    rows += [("host", job.host)] if job.host not in (None, "local") else []
+    if job.host not in (None, "local"):
+        state = None if job.host is None or job.ended else lost(job.host)
+        waits = "" if state is None else f" ({state}: the job waits for it, or for a take-over; synvirt hosts list)"
+        rows.append(("host", f"{job.host}{waits}"))
+        if waits:  # it copies nothing: its newest figures are of the moment before
+            job = job.model_copy(update={"progress": job.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})})
     rows += [("attempt", str(job.attempt))] if job.attempt > 1 else []
     if job.last_error is not None:
         rows.append(
