@@ -40,6 +40,13 @@ def test_the_api_reference_is_what_the_service_serves() -> None:
     assert [path for path in document["paths"] if f"## `{path}`" not in written] == []
 
 
+def test_the_guide_says_of_all_in_the_data_folder_whether_to_back_it_up() -> None:
+    named = {name for file in SOURCES for name in re.findall(r'\bdata_dir / "([\w.]+)"', file.read_text())}
+    table = (documents.DOCS / "operating.md").read_text().partition("## Back up the data folder")[2].partition("```")[0]
+    assert len(named) > 10
+    assert {name for name in named if f"`{name}`" not in table and f"`{name}/`" not in table} == set()
+
+
 def _blocks() -> list[tuple[str, str]]:
     return [
         (page.name, block)
