@@ -47,7 +47,6 @@ class Pool:
         self.export_faults: list[str] = []
         self.nbd_servers: list[Record] = []
         self.deaf: set[str] = set()
-        # Guests that are asked to shut down, and do not do so while they are in it.
         self.takes_its_time: set[str] = set()
         # Cleared: what is done in the background waits.
         self.at_work = threading.Event()
@@ -243,7 +242,6 @@ class Pool:
                 self.at(named, value)
 
     def _waits_for_guest(self, doing: Record, task: str, vm: str) -> None:
-        """xapi waits for a guest that was asked to shut down, and asks it only once meanwhile."""
         for other, operation in doing.items():
             if operation == "clean_shutdown" and other != task:
                 raise Failure("OTHER_OPERATION_IN_PROGRESS", "VM", vm, operation, other)
@@ -253,10 +251,9 @@ class Pool:
 
     def _background(self, session: str, message: model.Message, parameters: list[Any]) -> str:
         task = self.add("task", name_label=f"Async.{message.name}", status="pending", created=self._clock)
-        operation = message.name.partition(".")[2]
         shown = message.name in ("VM.snapshot", "VM.clean_shutdown")
         doing: Record = self.at("VM", parameters[0])["current_operations"] if shown else {}
-        doing[task] = operation
+        doing[task] = message.name.partition(".")[2]
 
         def run() -> None:
             record = self.tables["task"][task]
@@ -355,6 +352,12 @@ class Pool:
 
     def vm_start(self, vm: str, paused: bool, force: bool) -> None:
         self.power(self._in_state(vm, "Halted")["uuid"], "Running")
+
+    def vm_resume(self, vm: str, paused: bool, force: bool) -> None:
+        self.power(self._in_state(vm, "Suspended")["uuid"], "Running")
+
+    def vm_unpause(self, vm: str) -> None:
+        self.power(self._in_state(vm, "Paused")["uuid"], "Running")
 
     def _in_state(self, vm: str, state: str) -> Record:
         record = self.at("VM", vm)

@@ -331,3 +331,5 @@ def test_a_guest_that_is_suspended_while_it_is_asked_loses_nothing(pool: XenServ
     with pytest.raises(Conflict, match="is suspended"):
         asked(pool, lambda adapter: adapter.shutdown(vm_id, timeout_s=0.1))
     assert pool.pool.calls["VM.hard_shutdown"] == 0
+    asked(pool, lambda adapter: adapter.power_on(vm_id))
+    assert pool.pool.tables["VM"][pool.pool.vm(vm_id)]["power_state"] == "Running"

@@ -1,6 +1,7 @@
 """Switches a XenServer VM off and on, and adds the note to one that has moved. Blocking code; all of it idempotent."""
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from synvirt.errors import Internal, SourceUnreachable
@@ -19,6 +20,12 @@ _DEAF: Final = frozenset(
         "VM_SHUTDOWN_TIMEOUT", "OPERATION_NOT_ALLOWED", OF_ITS_OWN,
     }
 )  # fmt: skip
+# How a VM runs again: the call, and its parameters after the VM (start paused, force), by its state.
+_STARTS: Final = ("VM.start", (False, False))
+_RUNS_AGAIN: Final[Mapping[str, tuple[str, tuple[bool, ...]]]] = {
+    "Suspended": ("VM.resume", (False, False)),
+    "Paused": ("VM.unpause", ()),
+}
 _UNDER_WAY: Final = "OTHER_OPERATION_IN_PROGRESS"
 
 
@@ -70,10 +77,12 @@ def _wait_until_off(session: XenSession, reference: str, deadline: float) -> Non
 
 
 def power_on(session: XenSession, vm_id: str) -> None:
-    """Starts the VM, and waits until it runs."""
+    """Starts the VM, or lets it run on where it was suspended or paused meanwhile, and waits until it runs."""
     reference = vm_ref(session, vm_id)
-    if _state(session, reference) != "Running":
-        _power(session, reference, f"start {vm_id}", "VM.start", False, False, wanted="Running")
+    state = _state(session, reference)
+    if state != "Running":
+        method, parameters = _RUNS_AGAIN.get(state, _STARTS)
+        _power(session, reference, f"start {vm_id}", method, *parameters, wanted="Running")
 
 
 def _power(session: XenSession, reference: str, what: str, method: str, *parameters: bool, wanted: str) -> None:

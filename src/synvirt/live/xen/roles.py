@@ -26,6 +26,8 @@ PERMISSIONS: Final[tuple[tuple[str, Role, str], ...]] = (
     ("vm.clean_shutdown", "vm-operator", "shut the VM down at the cut-over"),
     ("vm.hard_shutdown", "vm-operator", "end a VM that does not shut down"),
     ("vm.start", "vm-operator", "start it again when a cut-over fails"),
+    ("vm.resume", "vm-operator", "let it run on that was suspended meanwhile"),
+    ("vm.unpause", "vm-operator", "let it run on that was paused meanwhile"),
     ("vm.add_to_other_config", "vm-admin", "note on the VM that it has moved"),
     ("vm.remove_from_other_config", "vm-admin", "note on the VM that it has moved"),
 )
