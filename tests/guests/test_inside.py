@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -18,6 +19,7 @@ from synvirt.sizes import MIB
 from tests.guests import btrfs_images, lvm_disks, phony_windows
 from tests.guests.linux_trees import FILES, LINUX, planted
 from tests.needs import need, need_root
+from tests.running.processes import until
 
 # Of all that are made here: a move keeps it.
 UUID = "11111111-2222-3333-4444-555555555555"
@@ -322,3 +324,19 @@ def test_a_reader_that_was_taken_over_does_not_fill_our_memory(
     finally:
         tracemalloc.stop()
     assert list(found) == ["not read disks"]
+
+
+def test_a_reader_that_cannot_be_ended_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits for a disk that does not answer; it ends some day."""
+    script, pid = tmp_path / "python", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 300\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    for name in ("WITHIN_S", "GONE_WITHIN_S"):
+        monkeypatch.setattr(looking, name, 0.5, raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "kill", lambda child: None)
+        found = facts_of([])
+    assert list(found) == ["not read disks"]
+    until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+    os.kill(int(pid.read_text()), signal.SIGKILL)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ log = structlog.get_logger(__name__)
 # Time for some hundred files on a volume that may lie in a pool of slow disks.
 WITHIN_S = 60.0
 POLL_S = 0.1
+GONE_WITHIN_S = 10.0
 # A thousand facts of 200 characters each, as JSON escapes them.
 ANSWER_BYTES_MAX = 4 << 20
 MESSAGES_READ_BYTES, MESSAGE_CHARS = 64 << 10, 200
@@ -60,11 +62,14 @@ def _asked(disks: Sequence[str], descriptors: Sequence[int], stop: Callable[[], 
             env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
             start_new_session=True,
         )
-        with child:
+        try:
+            _wait(child, stop)
+        finally:
+            child.kill()
             try:
-                _wait(child, stop)
-            finally:
-                child.kill()
+                child.wait(GONE_WITHIN_S)
+            except subprocess.TimeoutExpired:  # a disk that does not answer holds even one that was killed
+                threading.Thread(target=child.wait, name="looker-ends", daemon=True).start()
         if child.returncode != 0:
             messages.seek(0)
             cause = messages.read(MESSAGES_READ_BYTES).decode(errors="replace")[-MESSAGE_CHARS:]
