@@ -80,7 +80,7 @@ def _changes(folder: Folder) -> Iterator[Change]:
     for entry in entries:
         if entry.size_bytes <= CHANGE_BYTES_MAX:
             try:
-                yield parsed(entry.name, folder.read(f"{FOLDER}/{entry.name}"))
+                yield parsed(entry.name, folder.read(f"{FOLDER}/{entry.name}", 0, entry.size_bytes))
             except (RepositoryDamaged, ValueError, RecursionError):
                 continue
 
