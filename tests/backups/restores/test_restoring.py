@@ -1,5 +1,6 @@
 """Exports: raw and qcow2, where they may go, and what is left of those that fail."""
 
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from pydantic import ValidationError
 
 from synvirt.backups.authors import Authors
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
+from synvirt.backups.restores import boot_test, new_domain
 from synvirt.backups.under_way import UnderWay
 from synvirt.copying import Bucket
-from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled
+from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled, DiskWriteFailed
 from synvirt.jobs.slots import Turns
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
@@ -198,3 +200,23 @@ def test_a_file_that_is_gone_is_copied_again_though_it_had_been_copied(house: Ho
     assert again.ended(run).status == "completed"
     assert [(house.folder / "exports/out/0-vda.raw").read_bytes() == disk_content()] == [True]
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("room", "kind", "name"), [(boot_test, "scratch", "{}"), (new_domain, "tpm", "{}"), (None, "folder", ".{}.partial")]
+)
+def test_a_folder_that_cannot_be_removed_stays_noted(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Any, kind: str, name: str
+) -> None:
+    """With a guest's TPM in it, for example."""
+    run_id = uuid4()
+    undo = house.backups._restoring.ledger._undo if room is None else room.undo(None)
+    folder = tmp_path / name.format(run_id)
+    folder.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(DiskWriteFailed, match="cannot be removed"):
+            undo[kind](run_id, str(folder))
+    for _ in range(2):
+        undo[kind](run_id, str(folder))
+    assert not folder.exists()

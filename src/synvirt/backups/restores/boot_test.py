@@ -11,7 +11,6 @@ nothing about the point. This costs one start; no byte was copied.
 """
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores import new_domain
 from synvirt.backups.restores.domain import Place
 from synvirt.backups.restores.host import RestoreHost
+from synvirt.backups.restores.new_files import remove_folder
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
 from synvirt.durable import make_open_folder
@@ -197,6 +197,6 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
 
     def scratch(run_id: UUID, name: str) -> None:
         if Path(name).name == str(run_id):
-            shutil.rmtree(name, ignore_errors=True)
+            remove_folder(Path(name))
 
     return {"scratch": scratch, "screen": lambda run_id, name: restore_host.hypervisor.forget_screenshot(run_id)}

@@ -6,7 +6,6 @@ The volumes are on the default destination, and carry the run's id like a job's;
 """
 
 import base64
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, 
 from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import SWTPM_USERS, RestoreHost
+from synvirt.backups.restores.new_files import remove_folder
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.destinations import Destination
@@ -271,7 +271,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
 
     def tpm(run_id: UUID, name: str) -> None:
         if Path(name).name == str(run_id):
-            shutil.rmtree(name, ignore_errors=True)
+            remove_folder(Path(name))
 
     return {
         "volume": volume,

@@ -1,9 +1,11 @@
 """The files that restores write: the service makes them, a worker fills them."""
 
 import os
+import shutil
 from pathlib import Path
 
 from synvirt.disks.specs import FileWriterSpec, Qcow2WriterSpec
+from synvirt.errors import DiskWriteFailed
 
 
 def file_writer(path: Path, size: int, format_: str) -> FileWriterSpec | Qcow2WriterSpec:
@@ -17,3 +19,10 @@ def file_writer(path: Path, size: int, format_: str) -> FileWriterSpec | Qcow2Wr
     finally:
         os.close(descriptor)
     return FileWriterSpec(path=str(path), size_bytes=size)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder with all that is in it, if it is there. DiskWriteFailed, where anything of it stays."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        raise DiskWriteFailed(f"{folder.name} cannot be removed")

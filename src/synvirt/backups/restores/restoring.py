@@ -7,7 +7,6 @@ The request is checked before the run begins. What a run makes is noted before i
 cancelled, or is killed (jobs/ledger.py).
 """
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from synvirt.backups.model import BackupRun, RestoredDomain, RestorePoint, Resto
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores import boot_test, in_place, instant, new_domain
 from synvirt.backups.restores.host import RestoreHost
-from synvirt.backups.restores.new_files import file_writer
+from synvirt.backups.restores.new_files import file_writer, remove_folder
 from synvirt.backups.runs import Work
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying, Watermarks, Working
@@ -207,9 +206,7 @@ def _kind_of(request: RestoreRequest) -> type[new_domain.NewDomain] | type[in_pl
 def _remove_folder(run_id: UUID, name: str) -> None:
     path = Path(name)
     assert path.name == f".{run_id}.partial"
-    shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        raise DiskWriteFailed(f"{path.name} cannot be removed")
+    remove_folder(path)
 
 
 def _check_fields(request: RestoreRequest) -> None:
