@@ -200,7 +200,8 @@ class Carrying:
         if decision.canary_waits and wave.hooks:
             self._hooks.add_once(wave.id, deliveries(wave, "canary_waits"))
         self._begin(wave, decision, at)
-        before = {name: row.waits_for for name, row in seen.rows.items()}
+        # Of one that cuts over, its host says what it waits for (`host_side`).
+        before = {name: row.waits_for for name, row in seen.rows.items() if states[name] is not S.CUTTING_OVER}
         self._rows.put_reasons(
             wave.id, {name: reasons.get(name) for name, reason in before.items() if reasons.get(name) != reason}
         )

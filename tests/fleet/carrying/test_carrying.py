@@ -231,13 +231,14 @@ def test_a_guest_that_cannot_be_checked_holds_up_itself_alone(night: Night, monk
         return checked(member, job)
 
     monkeypatch.setattr(night.side, "_checked", checked_or_broken)
+    night.side._pauses = Pauses(3600, 3600)  # tried once, and its reason is shown all the while
     made = night.waves.create(wave({"id": "db"}, {"id": "web"}))
     night.waves.go(made.id)
     with structlog.testing.capture_logs() as logs:
         seen = night.until(made.id, lambda seen: states(seen)["web"] is S.HEALTHY)
-        seen = night.until(made.id, lambda seen: seen.members[0].waits_for is not None)
         for _ in range(10):
             night.carrying.tick()
+        seen = night.until(made.id, lambda seen: seen.members[0].waits_for is not None)
     assert (states(seen)["db"], seen.members[0].waits_for) == (S.CUTTING_OVER, "Its guest is not checked yet: KeyError: 'uuid'")
     assert [one["member"] for one in logs if one["event"] == "a guest cannot be checked now"] == ["db"]
     broken.clear()
