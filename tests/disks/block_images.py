@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +100,37 @@ def make_by_conversion(image: Path, image_format: str, options: str, size: int, 
         qemu("qemu-io", "-f", "raw", *commands, raw.name, cwd=image.parent)
     option = ["-o", options] if options else []
     qemu("qemu-img", "convert", "-f", "raw", "-O", image_format, *option, raw.name, image.name, cwd=image.parent)
+
+
+@dataclass(frozen=True)
+class Made:
+    """An image that QEMU makes: `converted` from a raw disk, else written into."""
+
+    image_format: str
+    options: str
+    size: int
+    pieces: Sequence[Write]
+    converted: bool
+
+
+def assert_read_as_by_qemu(
+    made: Made, opened: Callable[[Path], DiskReader], places: Sequence[tuple[float, int]], *, leaves_out: int | None
+) -> None:
+    """The reader has the disk that QEMU reads, and its zeros. `leaves_out`: a conversion leaves out blocks of this size."""
+    make = make_by_conversion if made.converted else make_by_writes
+    with scratch() as folder:
+        image = folder / f"disk.{made.image_format}"
+        make(image, made.image_format, made.options, made.size, made.pieces)
+        raw = raw_of(image, made.image_format)
+        reader = opened(image)
+        try:
+            assert_same_disk(reader, raw, places)
+            assert_knows_zeros_of_qemu(reader, image, made.image_format)
+            if made.converted and leaves_out is not None:
+                assert_only_touched_blocks_are_data(reader, leaves_out, raw)
+        finally:
+            reader.close()
+            reader.close()
 
 
 def write_commands(pieces: Sequence[Write], size: int) -> list[str]:

@@ -15,14 +15,12 @@ from synvirt.errors import MalformedArchive, SynvirtError, UnsupportedFormat
 from tests.cases import cases
 from tests.disks.block_images import (
     MIB,
+    Made,
     Write,
-    assert_knows_zeros_of_qemu,
-    assert_only_touched_blocks_are_data,
+    assert_read_as_by_qemu,
     assert_same_disk,
     make_by_conversion,
-    make_by_writes,
     qemu,
-    raw_of,
     reads,
     scratch,
     writes,
@@ -45,20 +43,9 @@ def open_vdi(image: Path, parent: DiskReader | None = None) -> VdiReader:
 def test_what_qemu_makes_reads_as_qemu_reads_it(
     size: int, static: bool, converted: bool, pieces: list[Write], places: list[tuple[float, int]]
 ) -> None:
-    with scratch() as folder:
-        image = folder / "disk.vdi"
-        options = f"static={'on' if static else 'off'}"
-        (make_by_conversion if converted else make_by_writes)(image, "vdi", options, size, pieces)
-        raw = raw_of(image, "vdi")
-        reader = open_vdi(image)
-        try:
-            assert_same_disk(reader, raw, places)
-            assert_knows_zeros_of_qemu(reader, image, "vdi")
-            if converted and not static:
-                assert_only_touched_blocks_are_data(reader, MIB, raw)
-        finally:
-            reader.close()
-            reader.close()
+    options = f"static={'on' if static else 'off'}"
+    made = Made("vdi", options, size, pieces, converted)
+    assert_read_as_by_qemu(made, open_vdi, places, leaves_out=None if static else MIB)
 
 
 @cases(80)

@@ -15,15 +15,12 @@ from synvirt.errors import HostPathRejected, MalformedArchive, SynvirtError, Uns
 from tests.cases import cases
 from tests.disks.block_images import (
     MIB,
+    Made,
     Write,
-    assert_knows_zeros_of_qemu,
-    assert_only_touched_blocks_are_data,
+    assert_read_as_by_qemu,
     assert_same_disk,
     bytes_of,
-    make_by_conversion,
-    make_by_writes,
     qemu,
-    raw_of,
     reads,
     scratch,
     writes,
@@ -51,19 +48,8 @@ def test_what_qemu_makes_reads_as_qemu_reads_it(
     size: int, fixed: bool, force: bool, converted: bool, pieces: list[Write], places: list[tuple[float, int]]
 ) -> None:
     options = f"subformat={'fixed' if fixed else 'dynamic'},force_size={'on' if force else 'off'}"
-    with scratch() as folder:
-        image = folder / "disk.vhd"
-        (make_by_conversion if converted else make_by_writes)(image, "vpc", options, size, pieces)
-        raw = raw_of(image, "vpc")
-        reader = open_vhd(image)
-        try:
-            assert_same_disk(reader, raw, places)
-            assert_knows_zeros_of_qemu(reader, image, "vpc")
-            if converted and not fixed:
-                assert_only_touched_blocks_are_data(reader, 2 * MIB, raw)
-        finally:
-            reader.close()
-            reader.close()
+    made = Made("vpc", options, size, pieces, converted)
+    assert_read_as_by_qemu(made, open_vhd, places, leaves_out=None if fixed else 2 * MIB)
 
 
 @cases(80)

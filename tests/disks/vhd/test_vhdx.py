@@ -22,13 +22,12 @@ from tests.disks.block_images import (
     GIB,
     KIB,
     MIB,
+    Made,
     Write,
-    assert_knows_zeros_of_qemu,
-    assert_only_touched_blocks_are_data,
+    assert_read_as_by_qemu,
     assert_same_disk,
     assert_same_file,
     bytes_of,
-    make_by_conversion,
     make_by_writes,
     qemu,
     raw_of,
@@ -62,21 +61,14 @@ def test_what_qemu_makes_reads_as_qemu_reads_it(
     size: int, block: int, log: int, fixed: bool, converted: bool, pieces: list[Write], places: list[tuple[float, int]]
 ) -> None:
     options = f"subformat={'fixed' if fixed else 'dynamic'},block_size={block * MIB},log_size={log * MIB}"
-    with scratch() as folder:
-        image = folder / "disk.vhdx"
-        (make_by_conversion if converted else make_by_writes)(image, "vhdx", options, size, pieces)
-        raw = raw_of(image, "vhdx")
+
+    def opened(image: Path) -> VhdxReader:
         reader = open_vhdx(image)
-        try:
-            assert reader.metadata.fixed == fixed
-            assert reader.metadata.block_bytes == block * MIB
-            assert_same_disk(reader, raw, places)
-            assert_knows_zeros_of_qemu(reader, image, "vhdx")
-            if converted and not fixed:
-                assert_only_touched_blocks_are_data(reader, block * MIB, raw)
-        finally:
-            reader.close()
-            reader.close()
+        assert (reader.metadata.fixed, reader.metadata.block_bytes) == (fixed, block * MIB)
+        return reader
+
+    made = Made("vhdx", options, size, pieces, converted)
+    assert_read_as_by_qemu(made, opened, places, leaves_out=None if fixed else block * MIB)
 
 
 def read_as_specified(folder: Path, image: Vhdx, parent: Vhdx | None, seed: int, places: list[tuple[float, int]]) -> None:
