@@ -3,9 +3,12 @@ most memory. Said at the end, where `--durations` is given; always: each worker'
 
 Memory is what is resident: also the pages of mapped files, of libraries above all, which are some 50 MiB of a worker. Its peak
 is begun anew for each part of a test, so that each has its own. It is not that of getrusage, which is never less than what the
-process had that this one was started from."""
+process had that this one was started from.
+
+Said in red, too: a thread that outlives the file of tests that began it. Beside one, no buffer is emptied (`kept_small.py`)."""
 
 import resource
+import threading
 from collections import defaultdict
 from collections.abc import Generator
 from contextlib import suppress
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.running import forked
-from tests.running.kept_small import resident_bytes
+from tests.running.kept_small import more_threads, resident_bytes
 
 FILES = 40
 PEAKS = 20
@@ -49,11 +52,22 @@ class Costs:
         self._workers: dict[str, tuple[int, str]] = {}
         self._files: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
         self._raised: list[tuple[int, int, str]] = []
+        # By where they were begun.
+        self._threads: dict[threading.Thread, str] = {}
+        self._threads_left: list[str] = []
 
     def pytest_runtest_logstart(self) -> None:
         """What was used before the first one is no test's."""
         if self._used is None:
             self._used = processor_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+        done = yield
+        if nextitem is None or nextitem.path != item.path:
+            for thread in more_threads():
+                self._threads.setdefault(thread, f"{thread.name} of {item.nodeid.partition('::')[0]}")
+        return done
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
@@ -81,13 +95,16 @@ class Costs:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
+        self._threads_left += [where for thread, where in self._threads.items() if thread.is_alive()]
         if output is not None:
+            output["threads_left"] = self._threads_left
             output["peak_mib"], output["peak_of"] = self._peak_mib, self._peak_of
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         output = getattr(node, "workeroutput", {})
         self._workers[node.gateway.id] = output.get("peak_mib", 0), output.get("peak_of", "")
+        self._threads_left += output.get("threads_left", ())
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         if config.getoption("durations") is not None:
@@ -98,6 +115,8 @@ class Costs:
         above = {f"{name}, in {where}": peak for name, (peak, where) in workers.items() if peak > WORKER_MIB}
         if above:
             terminalreporter.section(f"more than the {WORKER_MIB} MiB that a worker may have: {above}", red=True)
+        if self._threads_left:
+            terminalreporter.section(f"threads that outlived their file: {self._threads_left}", red=True)
 
     def _say_all(self, terminalreporter: Any) -> None:
         say = terminalreporter.write_line

@@ -41,6 +41,11 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
+def more_threads() -> list[threading.Thread]:
+    """Those that may read or write a buffer just now."""
+    return [one for one in threading.enumerate() if one is not threading.main_thread() and one.name != READS_NO_DISK]
+
+
 def make_tables_of_characters() -> None:
     """Hypothesis makes them once in a checkout, and keeps them as files: 200 MiB of memory, here of a process that ends."""
     if not list(charmap.charmap_file().parent.glob("codec-*utf-8*")):
@@ -87,6 +92,6 @@ class KeptSmall:
 
     def _empty_buffers(self) -> None:
         """What outlives a test has no user: a buffer is written before it is read, and no thread is in between."""
-        if {thread.name for thread in threading.enumerate()} <= {threading.main_thread().name, READS_NO_DISK}:
+        if not more_threads():
             for buffer in self._buffers:
                 buffer.madvise(mmap.MADV_DONTNEED)

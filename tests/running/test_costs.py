@@ -1,4 +1,4 @@
-"""What a run of tests says of its memory."""
+"""What a run of tests says of its memory and its threads."""
 
 import os
 import re
@@ -19,11 +19,15 @@ def pytest_configure(config):
     config.pluginmanager.register(costs.Costs())
 """
 TESTS = """
+import threading
+
 def test_little(): pass
 
 def test_much(): assert sum(memoryview(bytearray(b"x" * (96 << 20)))[::4096])
 
 def test_little_again(): pass
+
+def test_leaves_a_thread(): threading.Thread(target=threading.Event().wait, daemon=True, name="forgotten").start()
 """
 
 
@@ -43,6 +47,7 @@ def test_who_takes_much_is_named_and_a_worker_above_its_bound_too(
     assert re.findall(r"MiB more memory, to .*::(\w+)", done.stdout) == ["test_much"]
     assert re.search(r"peak memory in MiB: \{'(alone|gw0)': (9[6-9]|\d{3})\}", done.stdout)
     assert (f"more than the {worker_mib} MiB that a worker may have" in done.stdout) is above
+    assert "threads that outlived their file: ['forgotten of test_some.py']" in done.stdout
 
 
 def test_what_the_tests_of_a_file_share_is_forgotten_after_it() -> None:

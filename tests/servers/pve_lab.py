@@ -364,9 +364,13 @@ class Qmeventd:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(lab.folder / node / "run/qmeventd.sock"))
         self._listening.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
+        # A close alone does not end an accept that waits, and buffers are emptied where no thread is left (kept_small.py).
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._listening.close()
 
     def _accept(self) -> None:
