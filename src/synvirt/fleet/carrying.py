@@ -250,8 +250,11 @@ class Carrying:
         if wave.state is WaveState.ROLLING_BACK:
             state, reason = WaveState.ROLLED_BACK, "It was rolled back."
         elif failed or back:
-            outcome = f"{len(failed)} of {len(wave.members)} failed, {len(back)} were rolled back."
-            state, reason = WaveState.FAILED, wave.reason or outcome
+            # Not why it was held before: that was the first failure alone, or a person's wish.
+            were = "was" if len(back) == 1 else "were"
+            outcome = f"{len(failed)} of {len(wave.members)} failed, {len(back)} {were} rolled back."
+            first = next((f" {one.id} failed: {one.cause}" for one in failed if one.cause), "")
+            state, reason = WaveState.FAILED, outcome + first
         else:
             state, reason = WaveState.COMPLETED, None
         fields = {"state": state, "reason": reason, "finished_at": now()}
