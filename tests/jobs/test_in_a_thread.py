@@ -5,6 +5,7 @@ import threading
 from uuid import UUID, uuid4
 
 import pytest
+import structlog
 
 from synvirt.errors import PersistFailed
 from synvirt.jobs import runner as runner_module
@@ -101,3 +102,22 @@ def test_a_look_for_jobs_that_fails_in_any_way_is_repeated(monkeypatch: pytest.M
     runner.start()
     until(lambda: not left)
     runner.close()
+
+
+def test_the_log_of_a_store_that_is_away_does_not_fill_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line a job, and again after a minute; the job is tried as often as before."""
+    monkeypatch.setattr("synvirt.jobs.runner.STORE_PAUSE_S", 0.001)
+    jobs, ended, tries = (uuid4(), uuid4()), set[UUID](), list[UUID]()
+
+    async def run(job_id: UUID) -> None:
+        tries.append(job_id)
+        if tries.count(job_id) < 5:
+            raise PersistFailed("database or disk is full")
+        ended.add(job_id)
+
+    with structlog.testing.capture_logs() as logs:
+        runner = Runner(run, lambda: list(jobs), name="full")
+        runner.start()
+        until(lambda: ended == set(jobs))
+        runner.close()
+    assert sorted(one["job"] for one in logs if one["event"] == "the store is away; the job waits") == sorted(map(str, jobs))

@@ -10,6 +10,7 @@ finds a job that was lost in a crash, or that was never begun. All jobs share on
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +29,8 @@ RECONCILE_EVERY_S = 30.0
 THREADS = 256
 # The pause while the store is away (a full disk, a database that restarts). The job waits for as long as that takes.
 STORE_PAUSE_S = 2.0
+# How often the log says so of each job: it may lie on the disk that is full.
+STORE_SAID_EVERY_S = 60.0
 # A step that hangs at a source does not hold up the end of the service: the next start runs it again. A worker stops within
 # 10 s; after a lost lease 50 s remain before another host may begin.
 END_TIMEOUT_S = 12.0
@@ -141,6 +144,7 @@ class Runner:
         self._looking = asyncio.get_running_loop().create_task(self._reconcile())
 
     async def _until_its_end(self, job_id: UUID) -> None:
+        said_at: float | None = None
         while True:
             try:
                 await self._run(job_id)
@@ -148,7 +152,9 @@ class Runner:
                 log.warning("the job is not this process's any more", job=str(job_id), cause=error.detail)
                 return
             except PersistFailed as error:
-                log.warning("the store is away; the job waits", job=str(job_id), cause=error.detail)
+                if said_at is None or time.monotonic() >= said_at + STORE_SAID_EVERY_S:
+                    said_at = time.monotonic()
+                    log.warning("the store is away; the job waits", job=str(job_id), cause=error.detail)
                 await asyncio.sleep(STORE_PAUSE_S)
             except Exception:
                 # A mistake of ours; the next look runs the job again.
