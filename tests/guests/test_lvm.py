@@ -157,3 +157,20 @@ def test_damaged_volumes_raise_nothing_foreign() -> None:
                 volume.read(4096)
         except SynvirtError:
             continue
+
+
+@pytest.mark.parametrize("gone", ["pv0", "pv1"])
+def test_a_mirror_is_read_of_the_image_that_is_there(gone: str) -> None:
+    volumes = {
+        "m_rimage_0": linear("pv0", 2),
+        "m_rimage_1": linear("pv1", 2),
+        "m": segment(1, 0, 2, "raid1", 'raids = ["m_rmeta_0", "m_rimage_0", "m_rmeta_1", "m_rimage_1"]'),
+        "old": segment(1, 0, 2, "mirror", 'mirrors = ["m_rimage_0", 0, "m_rimage_1", 0]'),
+    }
+    named = {key: NAMES[key] for key in ("pv0", "pv1")}
+    data = random.Random(1).randbytes(8 * EXTENT)
+    head = physical(NAMES["pv1" if gone == "pv0" else "pv0"], group("vg", named, volumes), DATA + 8 * EXTENT)
+    found, unread = put_together({"there": head[:DATA] + data})
+    assert unread == {}
+    for name in ("m", "old"):
+        assert content_of(found[f"logical volume vg/{name}"]) == data[2 * EXTENT : 4 * EXTENT]

@@ -189,7 +189,7 @@ class Logical(Seekable):
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         super().__init__(sum(segment.length for segment in segments))
-        self._segments = segments
+        self.segments = segments
 
     def _bytes(self, offset: int, length: int) -> bytes:
         content = bytearray()
@@ -201,7 +201,7 @@ class Logical(Seekable):
         return bytes(content)
 
     def _piece(self, offset: int, most: int) -> bytes:
-        segment = self._segments[bisect_right(self._segments, offset, key=lambda each: each.start) - 1]
+        segment = self.segments[bisect_right(self.segments, offset, key=lambda each: each.start) - 1]
         within, count = offset - segment.start, len(segment.stripes)
         column, at, together = 0, within, segment.length - within
         if count > 1:
@@ -258,12 +258,12 @@ class Group:
             stripes = self._placed(section.get("stripes"), nested)
             stripe_bytes = _number(section, "stripe_size") * _SECTOR if len(stripes) > 1 else 1
         elif kind == "mirror":
-            stripes, stripe_bytes = self._placed(section.get("mirrors"), nested)[:1], 1
+            stripes, stripe_bytes = _one_of(self._placed(section.get("mirrors"), nested)), 1
         elif kind == "raid1":
             # Each image has two volumes: its metadata and its data.
             images = section.get("raids")
-            stripes = [self._stripe(images[1], start, nested)] if isinstance(images, list) and len(images) > 1 else []
-            stripe_bytes = 1
+            names = images[1::2] if isinstance(images, list) else []
+            stripes, stripe_bytes = _one_of([self._stripe(name, start, nested) for name in names]), 1
         else:
             raise UnsupportedFormat(f"volumes of the type {short(kind)} are not read")
         if not stripes or not stripe_bytes:
@@ -286,6 +286,17 @@ class Group:
         if nested >= _NESTED_MAX:
             raise DiskReadFailed("its volumes lie on each other")
         return Stripe(self.volume(name, nested + 1), offset)
+
+
+def _one_of(images: Sequence[Stripe]) -> list[Stripe]:
+    """Of a mirror's images the first that is present; the first, where none is."""
+    return [next((image for image in images if _is_present(image.volume)), images[0])] if images else []
+
+
+def _is_present(volume: Bytes | None) -> bool:
+    if isinstance(volume, Logical):
+        return all(_is_present(stripe.volume) for segment in volume.segments for stripe in segment.stripes)
+    return volume is not None
 
 
 def logical_volumes(held: Sequence[Physical], unread: dict[str, str]) -> Iterator[tuple[str, Bytes]]:
