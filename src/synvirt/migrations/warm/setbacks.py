@@ -79,12 +79,12 @@ async def _from_the_start(job: Job, number: int) -> None:
 
 async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> None:
     """Notes that pass `number` reads whole disks. Raises `error` after CBT_RESETS_MAX of them. A guest that is off has no
-    tracking on some platforms, and needs none, as it changes no more: that does not count.
+    tracking on some platforms, and needs none, as it changes no more: that does not count, nor is the last pass refused.
 
     It reads another snapshot. This one may be older than the reset, and then the next pass would meet the same reset again. The
     note is written after this snapshot is removed: after a crash in between the same reset is met, and counted once."""
-    resets, off = (await job.memory()).cbt_resets, kind == "final" or await is_off(job)
-    if resets >= CBT_RESETS_MAX and not off:
+    resets, off = (await job.memory()).cbt_resets, kind != "final" and await is_off(job)
+    if resets >= CBT_RESETS_MAX and kind != "final" and not off:
         raise error
     await begin_again(job, number, kind)
     await job.note_of(number, whole=True)
