@@ -4,6 +4,7 @@ import base64
 import contextlib
 import gc
 import os
+import select
 import shutil
 import signal
 import socket
@@ -388,8 +389,8 @@ def test_who_does_not_read_its_answer_is_let_go(tmp_path: Path, monkeypatch: pyt
             caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             caller.connect(server._sockets.tcp.getsockname())
             caller.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
-            until(lambda: connections.Held._total == 1)
-            until(lambda: connections.Held._total == 0)
+            until(lambda: connections.Door.total == 1)
+            until(lambda: connections.Door.total == 0)
         assert len(httpx.get(f"{server.address}/openapi.json", timeout=60).content) > 100_000, "a caller that reads gets all"
     service.close()
 
@@ -429,8 +430,24 @@ def test_one_address_does_not_have_all_connections(quick_to_let_go: tuple[str, i
             return found
 
         until(lambda: cut() == 40)
-    until(lambda: not connections.Held._addresses)
+    until(lambda: not connections.Door.callers)
     assert httpx.get(f"http://{quick_to_let_go[0]}:{quick_to_let_go[1]}/healthz", timeout=60).status_code == 200
+
+
+def test_who_says_nothing_in_tls_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PER_CALLER_MAX", 5)
+    service = Service(tmp_path)
+    with service.served() as server, contextlib.ExitStack() as opened:
+        place = server._sockets.tcp.getsockname()
+        silent = [opened.enter_context(socket.create_connection(place, timeout=60)) for _ in range(8)]
+        ready = select.poll()
+        for one in silent:
+            ready.register(one, select.POLLIN)
+        until(lambda: len(ready.poll(0)) == 3)
+        assert connections.Door.total == 5
+        opened.close()
+        until(lambda: connections.Door.total == 0)
+    service.close()
 
 
 def test_no_cipher_without_aead(service_url: tuple[Service, str]) -> None:

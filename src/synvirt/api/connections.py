@@ -6,6 +6,7 @@ callers out, and the answers in memory.
 
 import asyncio
 import resource
+import socket
 from collections import Counter
 from typing import Any, ClassVar, Final
 
@@ -25,35 +26,56 @@ FILES_KEPT: Final = 256
 CONNECTIONS_MAX: Final = 8192
 
 
-class Held(H11Protocol):
-    """One connection. Those by the Unix socket have no address, and count only in the total."""
+class Door(socket.socket):
+    """A listening socket that counts its callers from the first moment: one that says nothing before TLS takes a file, too.
+    Those by the Unix socket have no address, and count only in the total. Only in the event loop."""
 
-    _addresses: ClassVar[Counter[str]] = Counter()
-    _total: ClassVar[int] = 0
+    callers: ClassVar[Counter[str]] = Counter()
+    total: ClassVar[int] = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """ConnectionAbortedError, which asyncio ignores: the caller or the service has too many, and this one is closed."""
+        accepted, address = super().accept()
+        caller = network_of(address[0]) if isinstance(address, tuple) else ""
+        if (caller and self.callers[caller] >= PER_CALLER_MAX) or Door.total >= connections_max():
+            accepted.close()
+            raise ConnectionAbortedError
+        Door.callers[caller] += 1
+        Door.total += 1
+        let_in = _LetIn(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
+        let_in.caller = caller
+        return let_in, address
+
+
+class _LetIn(socket.socket):
+    """The socket of a caller."""
+
+    caller: str | None = None
+
+    def close(self) -> None:
+        """Counts it no more."""
+        if self.caller is not None:
+            Door.total -= 1
+            Door.callers[self.caller] -= 1
+            if Door.callers[self.caller] <= 0:
+                del Door.callers[self.caller]
+            self.caller = None
+        super().close()
+
+
+class Held(H11Protocol):
+    """One connection."""
+
     _waiting: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
-    _counted: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Counts the connection, and closes it if its caller or the service has too many."""
+        """From now on a request is waited for."""
         super().connection_made(transport)
-        address = network_of(self.client[0]) if self.client else ""
-        self._counted = address
-        Held._addresses[address] += 1
-        Held._total += 1
-        if (address and Held._addresses[address] > PER_CALLER_MAX) or Held._total > connections_max():
-            transport.abort()
-            return
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Counts the connection no more."""
-        if self._counted is not None:
-            Held._addresses[self._counted] -= 1
-            if Held._addresses[self._counted] <= 0:
-                del Held._addresses[self._counted]
-            Held._total -= 1
-            self._counted = None
+        """Nothing more is waited for."""
         self._stop_waiting()
         self._stop_reading()
         super().connection_lost(exc)

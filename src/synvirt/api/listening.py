@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from synvirt.api.connections import Door
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings
@@ -61,7 +62,7 @@ class Listening:
 
 def _tcp_socket(settings: Settings) -> socket.socket:
     family, kind, protocol, address = found_address(settings)
-    sock = socket.socket(family, kind, protocol)
+    sock = Door(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
@@ -82,7 +83,7 @@ def _unix_socket(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
         raise BadRequest(f"{path} is longer than a socket's path may be ({SOCKET_PATH_BYTES} bytes)", hint="shorten --data-dir")
     _remove_stale(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = Door(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(str(path))
         path.chmod(0o600)  # before listen(): until then no connection is possible
