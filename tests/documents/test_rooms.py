@@ -1,7 +1,9 @@
-"""A folder or a file that has grown too large to find one's way in is split by subject."""
+"""Folders and files in which one finds one's way: none too large, which are split by subject, and no imports in a circle."""
 
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -27,3 +29,10 @@ def test_no_folder_has_more_than_25_modules(part: str) -> None:
 def test_no_module_has_more_than_500_lines(part: str) -> None:
     large = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in _modules(part)}
     assert {path: lines for path, lines in large.items() if lines > LINES_MAX} == {}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Also by imports within functions. import-linter holds the order of the rooms; this is about what is inside of them."""
+    graph = grimp.build_graph("synvirt", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # CycleError names the modules
