@@ -1,6 +1,8 @@
 """Runs that are cut off, by the service's end or a lost lease, or that wait: for a repository, or for the store."""
 
 import threading
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from synvirt.backups.model import (
     BackupRun,
     Status,
 )
+from synvirt.backups.worker.taking_journal import RECORD_BYTES, Journal
 from synvirt.errors import BackupConflict, BackupNotFound, PersistFailed
 from synvirt.jobs import runner
 from synvirt.repository.folder import HostFolder
+from synvirt.repository.keys import NAME_BYTES
 from synvirt.store.backups import Row
 from tests.backups.house import House, disk_content
 from tests.running.processes import until
@@ -220,3 +224,22 @@ def test_a_run_whose_end_cannot_be_stored_ends_when_the_store_is_back(
     assert (run.status, len(run.restore_point_ids)) == (("failed", 0) if fails else ("completed", 1))
     house.image("web", disk_content())
     assert house.run(job).status == "completed"
+
+
+def test_a_journal_gives_what_was_named_at_its_own_moment_and_nothing_else(tmp_path: Path) -> None:
+    """A name of another moment would put an old chunk into a new point."""
+    path, first, second = tmp_path / "vm.stored", b"1" * NAME_BYTES, b"2" * NAME_BYTES
+
+    def at(moment: str, disk: int, number: int, name: bytes) -> list[dict[int, bytes]]:
+        with closing(Journal(path, moment)) as journal:
+            found = [journal.stored(one) for one in range(2)]
+            journal.add(disk, number, name)
+        return found
+
+    assert at("then", 0, 7, first) == [{}, {}]
+    assert at("now", 0, 8, first) == [{}, {}]
+    with path.open("ab") as file:  # a power cut leaves zeros; a kill, a part of a record
+        file.write(bytes(RECORD_BYTES) + b"half")
+    assert at("now", 1, 9, second) == [{8: first}, {}]
+    assert at("now", 1, 9, first) == [{8: first}, {9: second}]
+    assert at("now", 0, 0, first) == [{8: first}, {9: first}]

@@ -1,6 +1,6 @@
 """Increments: what changed is read, the rest is taken by name, and who lies about it is found out or does no harm."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from uuid import UUID, uuid4
 
@@ -15,7 +15,7 @@ from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, SourceRea
 from synvirt.model.values import now
 from synvirt.repository import manifest as manifests
 from synvirt.repository.disk import Before, Chunks, ChunkWriter, PointReader
-from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
 from synvirt.repository.manifest import PAGE_CHUNKS, Manifest, Mark
 from synvirt.repository.repository import Repository
 from synvirt.sizes import GIB
@@ -72,13 +72,14 @@ class Host:
         changed: Callable[[], list[Extent]] | None = None,
         *,
         whole_because: str = "",
+        stored: Mapping[int, bytes] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[Taken, Manifest]:
         self.disk, self.doubts = disk, []
         session = self.repository.session()
         mark = Mark(kind="checkpoint", name="one")
         taken = take(
-            ToTake(TARGET, lambda: self.disk, changed, whole_because),
+            ToTake(TARGET, lambda: self.disk, changed, whole_because, stored or {}),
             base,
             self.repository,
             session,
@@ -240,6 +241,28 @@ def test_a_base_whose_pages_are_damaged_is_a_doubt_and_no_more(host: Host) -> No
     taken, _ = host.take(disk, made, list)
     assert taken.whole
     assert "is in no pack" in host.doubts[0]
+
+
+def test_what_an_interrupted_run_has_named_is_read_again_where_the_repository_has_it_not(host: Host) -> None:
+    disk = Disk(4 * CHUNK_BYTES, {0: chunk(1), 1: chunk(2)})
+    _, first = host.take(disk)
+    there = host.repository.chunk_names(first.shown.disks[0])[:NAME_BYTES]
+    taken, made = host.take(disk, stored={0: there, 1: b"x" * NAME_BYTES})
+    assert taken.resumed_bytes == CHUNK_BYTES
+    assert [host.chunk(made, number) for number in (0, 1)] == [chunk(1), chunk(2)]
+
+
+def test_a_disk_is_compared_with_the_one_of_its_own_name(host: Host) -> None:
+    disk = Disk(4 * CHUNK_BYTES, {2: chunk(2)})
+    (_, other), (_, mine) = host.take(Disk(4 * CHUNK_BYTES, {2: chunk(1)})), host.take(disk)
+    named = (other.sealed.disks[0].model_copy(update={"target": "vdb"}), mine.sealed.disks[0])
+    both = Manifest(
+        shown=mine.shown.model_copy(update={"disks": (other.shown.disks[0], mine.shown.disks[0])}),
+        sealed=mine.sealed.model_copy(update={"disks": named}),
+    )
+    taken, made = host.take(disk, both, list)
+    assert (taken.whole, host.doubts) == (False, [])
+    assert host.chunk(made, 2) == chunk(2)
 
 
 def test_what_the_repository_has_lost_is_stored_again(host: Host) -> None:
