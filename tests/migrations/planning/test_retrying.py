@@ -14,9 +14,11 @@ import pytest
 from synvirt.disks.raw.files import RawWriter
 from synvirt.errors import Conflict, InvalidPlan
 from synvirt.migrations.intake import Intake, check_free
+from synvirt.migrations.planning.retrying import has_kept_copy
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan, offline_plan, states
@@ -61,6 +63,16 @@ def test_a_conversion_that_failed_is_tried_again_on_the_same_copy(house: House) 
     assert (again.retry_of, house.store.get(before.id).retried_by) == (before.id, again.id)
     assert (before.attempt, again.attempt) == (1, 2)
     assert again.passes == ()
+
+
+def test_half_a_copy_and_half_a_conversion_are_taken_up_by_nobody(house: House) -> None:
+    """A guest that was started at once may fail before its copy is whole; and what committed a conversion may have failed."""
+    before = failed(house)
+    assert before.conversion is not None
+    half = tuple(disk.model_copy(update={"state": "copying"}) for disk in before.disks)
+    written = before.conversion.model_copy(update={"finished_at": now()})
+    taken_up = [has_kept_copy(before.model_copy(update=one)) for one in ({}, {"disks": half}, {"conversion": written})]
+    assert taken_up == [True, False, False]
 
 
 def test_it_may_change_what_went_wrong(house: House) -> None:
