@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from synvirt.backups.backing_up import trusted
 from synvirt.backups.model import BackupJob, PointFate, RestorePoint
 from synvirt.backups.retention import Retention, kept
-from synvirt.backups.retiring import fates
+from synvirt.backups.retiring import Retiring, fates
 
 NEW_YEAR = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -108,16 +110,33 @@ def test_the_newest_good_point_of_each_guest_never_goes(history: list[tuple[int,
             assert len(staying & {point.id for point in good}) >= min(wanted, len(good))
 
 
-def test_nothing_is_taken_unread_from_a_point_that_may_share_what_was_damaged() -> None:
-    job = BackupJob(
+def _job(retention: Retention) -> BackupJob:
+    return BackupJob(
         id=UUID(int=1),
         name="nightly",
         vm_ids=("web",),
         repository_id=UUID(int=2),
         quiesce="off",
-        retention=Retention(),
+        retention=retention,
         created_at=NEW_YEAR,
     )
+
+
+def test_a_job_removes_its_own_points_in_its_own_repository_and_none_that_is_read_or_kept() -> None:
+    old, read, kept_one, newest = (_point("web", NEW_YEAR + timedelta(days=day)) for day in range(4))
+    foreign = [old.model_copy(update={"id": uuid4(), **one}) for one in ({"job_id": uuid4()}, {"repository_id": uuid4()})]
+    removed: list[UUID] = []
+    repositories = SimpleNamespace(opened=lambda _: SimpleNamespace(kept_ids=lambda: {kept_one.id}))
+    points = SimpleNamespace(all=lambda: [*foreign, old, read, kept_one, newest])
+    retiring = Retiring(cast("Any", repositories), cast("Any", points), removed.append, in_use=lambda: {read.id})
+    retiring.retire(_job(Retention(keep_last=1)), vm_id="mail")
+    assert removed == []
+    retiring.retire(_job(Retention(keep_last=1)), vm_id="web")
+    assert removed == [old.id]
+
+
+def test_nothing_is_taken_unread_from_a_point_that_may_share_what_was_damaged() -> None:
+    job = _job(Retention())
     first, second, third = (_point("web", NEW_YEAR + timedelta(days=day)) for day in (0, 1, 4))
     other = _point("mail", NEW_YEAR, damaged=True).model_copy(update={"verified_at": NEW_YEAR + timedelta(days=2)})
     looked_at = first.model_copy(update={"verified_at": NEW_YEAR + timedelta(days=3), "state": "ok"})
@@ -125,3 +144,5 @@ def test_nothing_is_taken_unread_from_a_point_that_may_share_what_was_damaged() 
     assert trusted([first, second, other], job, "web") == []
     assert trusted([looked_at, second, third, other], job, "web") == [third, looked_at]
     assert trusted([second.model_copy(update={"repository_id": UUID(int=3)})], job, "web") == []
+    for foreign in ({"job_id": uuid4()}, {"vm_id": "mail"}):
+        assert trusted([second.model_copy(update=foreign)], job, "web") == []
