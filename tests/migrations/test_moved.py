@@ -1,6 +1,8 @@
 """The moved guest is held against the one that was shut down, and what came of it is kept with the job and in its receipt."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from synvirt.migrations.proof import moved
 from synvirt.migrations.proof.receipts import facts_of
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
+from synvirt.proof import keeping
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
@@ -104,3 +107,22 @@ def test_a_guest_that_can_never_be_asked_fails_no_job(house: House, monkeypatch:
     monkeypatch.setattr(moved, "SETTLED_WITHIN_S", 0.05)
     monkeypatch.setattr(house.hypervisor, "guest_facts", asked)
     assert moved_job(house).moved is None
+
+
+def test_a_full_disk_costs_the_job_its_receipt_and_is_not_called_a_mistake_of_ours(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert house.rooms.receipts is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping, "write_bag", full)
+        ended = moved_job(house, "Cold")
+    assert ended.receipt is None
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_PERSIST_FAILED", False)
+    assert "No space left on device" in ended.last_error.message
+    assert "{data_dir}" in (ended.last_error.hint or "")
+    folder = house.folder / "receipts"
+    assert [path for path in folder.rglob("*") if path.is_file()] == [], "nothing half-made is left"

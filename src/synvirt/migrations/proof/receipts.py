@@ -95,13 +95,18 @@ async def give(job: Job) -> None:
             cause = error.detail if isinstance(error, SynvirtError) else error.strerror or type(error).__name__
             log.warning("no receipt is made", job=str(job.id), cause=cause)
             if job.migration.last_error is None:
-                problem = Internal(
-                    f"the guest runs here; its receipt could not be made: {cause}",
-                    hint=error.hint if isinstance(error, SynvirtError) else "make sure that the disk has free space",
-                )
-                await job.change(last_error=job.problem(problem, fatal=False))
+                await job.change(last_error=job.problem(_why_none(error, cause), fatal=False))
     await job.in_thread(receipts.forget_hashes, job.id)
     await job.strike(HASHES, str(job.id))
+
+
+def _why_none(error: SynvirtError | OSError, cause: str) -> SynvirtError:
+    """What the job says that has no receipt. A disk that takes no file is no mistake of ours."""
+    detail = f"the move is complete; its receipt could not be made: {cause}"
+    if isinstance(error, SynvirtError):
+        return Internal(detail, hint=error.hint)
+    hint = "free space in the folder receipts of {data_dir}: the next jobs get theirs then, and this one stays without"
+    return PersistFailed(detail, hint=hint)
 
 
 def _made(job: Job) -> Any:
