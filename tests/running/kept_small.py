@@ -31,8 +31,8 @@ M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
 # The C library keeps what its threads free, in up to eight arenas a core, and ever larger pieces: the largest that a test has
 # freed. A piece of a disk or more goes back at once.
 ARENAS, GIVEN_BACK_BYTES = 2, 4 << 20
-# libvirt's event loop: it is begun with the first connection, and ends with the process.
-READS_NO_DISK = "libvirt-events"
+# Begun when they are first needed, and end with the process: libvirt's event loop, and the thread that starts tunnels.
+READ_NO_DISK = ("libvirt-events", "tunnels_0")
 # More than that since it was last looked for is looked for: it takes a tenth of a second.
 GROWTH_BYTES = 32 << 20
 
@@ -43,7 +43,7 @@ def resident_bytes() -> int:
 
 def more_threads() -> list[threading.Thread]:
     """Those that may read or write a buffer just now."""
-    return [one for one in threading.enumerate() if one is not threading.main_thread() and one.name != READS_NO_DISK]
+    return [one for one in threading.enumerate() if one is not threading.main_thread() and one.name not in READ_NO_DISK]
 
 
 def make_tables_of_characters() -> None:
