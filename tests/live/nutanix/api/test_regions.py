@@ -4,10 +4,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from synvirt.disks.changed import AllocatedReader, ChangedReader
+from synvirt.disks.specs import AllocatedSpec, BlankSpec, ChangedSpec
 from synvirt.live.nutanix.central import Central, DiskPoint
 from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.prism import Refused
+from synvirt.live.nutanix.regions import Region, laid_over
+from tests.fakes.disks import MemoryReader
 
 SIZE = 1 << 30
 HALF = SIZE // 2
@@ -79,3 +85,26 @@ def test_a_cluster_that_stops_in_the_middle_is_not_believed(second: Any) -> None
 def test_a_prism_central_that_stops_in_the_middle_is_not_believed(second: Any) -> None:
     with pytest.raises(Refused, match=f"from {HALF} on"):
         of_central({**V4, "metadata": extra(HALF)}, second)
+
+
+@given(
+    regions=st.lists(st.builds(Region, st.integers(0, 50), st.integers(0, 15), st.booleans()), max_size=8),
+    delta=st.booleans(),
+)
+def test_what_is_reported_as_data_is_read_whatever_else_is_reported_of_it(regions: list[Region], delta: bool) -> None:
+    """Regions may overlap, come in any order, and go beyond the disk's end."""
+    size = 40
+    wanted = bytearray(b"." if delta else b"0") * size
+    for start, length, zero in sorted(regions, key=lambda one: not one.zero):  # data last
+        end = min(start + length, size)
+        wanted[start:end] = (b"0" if zero else b"d") * max(end - start, 0)
+    spec = laid_over(BlankSpec(size_bytes=size), size, regions, delta=delta)
+    over = spec.over if isinstance(spec, ChangedSpec) else spec
+    assert isinstance(over, AllocatedSpec)
+    reader: AllocatedReader | ChangedReader = AllocatedReader(MemoryReader("A" * size, block_bytes=1), over.areas)
+    if isinstance(spec, ChangedSpec):
+        reader = ChangedReader(reader, spec.areas)
+    found = bytearray(b".") * size
+    for extent in reader.extents():
+        found[extent.start : extent.end] = (b"0" if extent.zero else b"d") * extent.length
+    assert found == wanted
