@@ -59,9 +59,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def by_helper(accounts: None, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("run")
-    with helper(folder, config) as path:
+def by_helper(accounts: None, config: Path) -> Iterator[Path]:
+    # Not below pytest's own folder: the next pytest that starts on this machine closes that one to other users.
+    with tempfile.TemporaryDirectory(prefix="synvirt-helper-") as folder, helper(Path(folder), config) as path:
         for above in (path.parent, *path.parent.parents):
             above.chmod(above.stat().st_mode | 0o001)  # another user connects, too
         yield path
