@@ -61,12 +61,16 @@ class Night:
             self.house.platform.add_vm(name, {"disk-0": CONTENT}, **more)
 
     def until(self, wave_id: UUID, what: Callable[[Wave], bool]) -> Wave:
+        """The wave as it was then: its jobs go on."""
+        seen: list[Wave] = []
+
         def reached() -> bool:
             self.carrying.tick()
-            return what(self.waves.whole(wave_id))
+            seen[:] = [self.waves.whole(wave_id)]
+            return what(seen[0])
 
         until(reached)
-        return self.waves.whole(wave_id)
+        return seen[0]
 
     def close(self) -> None:
         self.side.close()
