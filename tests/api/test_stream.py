@@ -19,6 +19,7 @@ from synvirt.cli.client import Client, StreamEvent
 from synvirt.model.job import DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
+from synvirt.store import Store
 from tests.api.conftest import with_the_page
 from tests.fakes.service import PREFIX, QUICK, Service, failed
 
@@ -190,7 +191,14 @@ def test_events_of_another_host_are_seen_without_the_board(service: Service) -> 
     assert states(events, 1) == [(str(job), "CopyingFull")]
 
 
+@pytest.fixture
+def with_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of SQLite has none; a service looks for others only in one that may be shared."""
+    monkeypatch.setattr(Store, "is_shared", True)
+
+
 @with_the_page
+@pytest.mark.usefixtures("with_other_hosts")
 def test_the_figures_of_a_job_that_another_host_copies_are_streamed(service: Service) -> None:
     """Its board is in that host's memory: what it stores at each flush is shown, to clients and on the page."""
     store, job, held = service.store, service.submit(), service.submit()
