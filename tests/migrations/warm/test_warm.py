@@ -76,6 +76,25 @@ def test_a_snapshot_that_is_gone_is_taken_again(house: House, state: State) -> N
     assert house.platform.vm(VM)["snapshots"] == {}
 
 
+def test_a_first_pass_that_was_begun_before_writes_zeros_too(house: House) -> None:
+    """The volume has a part of another moment of the guest, which has freed blocks since."""
+    house.platform.add_vm(VM, {DISK: bytes(MIB) + content(MIB)})
+    job = house.intake.submit(live_plan())
+
+    def begun_before() -> None:
+        house.store.memory.change(job.id, PassMemory, lambda before: before.model_copy(update={"retakes": 0}), 1)
+        for disk in house.store.get(job.id).disks:
+            assert disk.volume is not None
+            house.destination.create(disk.volume, 2 * MIB)
+            Path(house.destination.device(disk.volume)).write_bytes(b"x" * 2 * MIB)
+
+    once(house, job, in_state(State.COPYING_FULL), begun_before)
+    ended = house.run(job.id)
+    # Not only after a sample has found what was left there.
+    assert (ended.state, ended.last_error, ended.distrusted) == (State.COMPLETED, None, None)
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
 def _open_passes(job: Migration) -> list[int]:
     return [one.number for one in job.passes if one.finished_at is None]
 
