@@ -82,6 +82,7 @@ SAID = [
     ("cannot destroy 'tank/x@s': snapshot has dependent clones", "in use"),
     ("cannot open 'tank/x': pool I/O is currently suspended", "suspended"),
     ("The ZFS modules are not loaded.\nTry running '/sbin/modprobe zfs' as root to load them.", "no module"),
+    ("cannot rollback to 'tank/x@s': more recent snapshots or bookmarks exist\nuse '-r' to force deletion", "newer"),
     ("cannot create 'tank/x': something new", "other"),
     ("", "other"),
 ]
