@@ -40,6 +40,7 @@ def _busy_domain(libvirt: Any, deleted: list[int]) -> Any:
         name=lambda: "web",
         XMLDesc=lambda _flags: XML,
         isActive=lambda: False,
+        state=lambda: [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_SHUTDOWN],
         hasManagedSaveImage=lambda: False,
         metadata=lambda *_: "<state reading='synvirt-job-1'/>",
         setMetadata=lambda *_: None,
