@@ -116,6 +116,7 @@ class Cluster:
         self.volumes: dict[str, dict[str, Any]] = {}
         self.replications: dict[str, str] = {}
         self.tasks: list[Task] = []
+        self._workers: list[threading.Thread] = []
         self.away: set[str] = set()
         self._lock = threading.RLock()
 
@@ -249,8 +250,17 @@ class Cluster:
         if managed:
             vm.ha = "started" if action == "start" else "stopped"
         task = self.note(f"{'ha' if managed else 'qm'}{action}", vm, user, None)
-        threading.Thread(target=self._run, args=(task, vm, action, given), daemon=True).start()
+        worker = threading.Thread(target=self._run, args=(task, vm, action, given), daemon=True)
+        self._workers.append(worker)
+        worker.start()
         return task.upid
+
+    def close(self) -> None:
+        """Ends the tasks: one waits for its guest for minutes."""
+        for task in self.tasks:
+            task.killed.set()
+        for worker in self._workers:
+            worker.join()
 
     def _run(self, task: Task, vm: Vm, action: str, given: Mapping[str, str]) -> None:
         try:

@@ -45,6 +45,7 @@ class PveServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+        self.cluster.close()
 
     # ── who asks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
