@@ -55,7 +55,7 @@ def _asked(session: XenSession, vm_id: str, reference: str, timeout_s: float) ->
         if time.monotonic() < deadline and _state(session, reference) != "Halted":
             raise  # the pool is away; the guest is not just slow
     except XapiFailure as failure:
-        if failure.code == _UNDER_WAY and _is_shutting_down(session, reference):
+        if failure.code == _UNDER_WAY and (_is_shutting_down(session, reference) or _state(session, reference) == "Halted"):
             _wait_until_off(session, reference, deadline)
         elif failure.code == OF_ITS_OWN and not failure.of_task:
             raise session.as_ours(what, failure) from failure  # the toolstack restarts; the guest could still be asked
