@@ -28,7 +28,7 @@ ROWS_MAX = 100_000
 COLUMNS_MAX = 1_000
 PARTS_MAX = 2_000
 TEXT_MAX = 32_767  # of a cell, by Excel itself
-ANSWER_BYTES_MAX = 256 * MIB
+ANSWER_BYTES_MAX = 64 * MIB
 WITHIN_S = 60.0
 _CAGE = Cage(network=Network.NONE, memory_bytes=1024 * MIB, cpu_s=40, written_bytes=ANSWER_BYTES_MAX)
 
