@@ -241,11 +241,18 @@ class Retry(_OfFailed):
         return [one for one in super().left(job_id) if one not in kept]
 
 
+def live_of_two(house: House) -> MigrationPlan:
+    if VM not in house.platform.vm_ids():
+        house.platform.add_vm(VM, {DISK: disk_content(), "disk-1": disk_content()[: 64 * KIB]})
+    return live("Warm")(house)
+
+
 class RetryLive(_OfFailed):
-    """It did not boot. Its source was switched on again, and has written since; so has who started its guest here."""
+    """It did not boot. Its source was switched on again, and has written since; so has who started its guest here. Of its disks
+    one has another size by now, and one was added."""
 
     def __init__(self, place: Place) -> None:
-        super().__init__(Scenario(live("Warm"), live=True), place)
+        super().__init__(Scenario(live_of_two, live=True), place)
 
     def prepare(self) -> None:
         self.house.hypervisor.fail = "boot"
@@ -257,6 +264,8 @@ class RetryLive(_OfFailed):
             volume.seek(300 * KIB)
             volume.write(b"by a guest that was started here")
         self.house.platform.guest_writes(VM, DISK, 100 * KIB, b"by the guest that went on")
+        self.house.platform.resize(VM, "disk-1", disk_content()[: 96 * KIB])
+        self.house.platform.resize(VM, "disk-2", disk_content()[: 32 * KIB])
 
 
 class ByTool(InHouse):

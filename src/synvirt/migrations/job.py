@@ -207,6 +207,11 @@ class Job:
             yield adapter
 
 
+def named(disk: Disk) -> str:
+    """A disk for people: by its key, which skip_disks takes, and by its label, if the platform has another name for it."""
+    return f"disk {disk.key}" + (f" ({disk.label})" if disk.label not in ("", disk.key) else "")
+
+
 def volume_label(disk: Disk, manifest: VmManifest) -> str:
     """The disk's label, or label and key where two disks of the VM have the same label."""
     alone = sum(other.label == disk.label for other in manifest.disks) == 1

@@ -33,11 +33,10 @@ from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.patience import patiently
 from synvirt.migrations.planning.critical import refuse_critical
-from synvirt.migrations.planning.retrying import look_at_volumes
+from synvirt.migrations.planning.retrying import look_at_volumes, with_kept_volumes
 from synvirt.migrations.proof import moved, receipts
 from synvirt.migrations.states import Facts
 from synvirt.migrations.warm.holding import HOLD_LOOK_S
-from synvirt.migrations.warm.snapshots import refuse_other_disks
 from synvirt.migrations.warm.syncing import copy_full, cut_over, sync
 from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind, Pass
 from synvirt.model.kinds import Mode, State
@@ -59,12 +58,13 @@ async def queued(job: Job) -> Facts:
     if taken_up := job.migration.retry_of is not None:
         await _take_volumes(job)
         if job.migration.plan.source.Live is None:
+            await look_at_volumes(job)
             return await _nothing_to_copy(job)
     manifest, supports_warm = await _inspected(job)
     refuse_critical(job.migration.plan, manifest)
+    disks = _chosen_disks(job, manifest)
     if taken_up:
-        refuse_other_disks(job, manifest)
-    disks = job.migration.disks if taken_up else _chosen_disks(job, manifest)
+        disks = with_kept_volumes(job, disks, manifest)
     plan, rooms = job.migration.plan, job.rooms
     destination = plan.target.destination or next(iter(rooms.destinations))
     fields: dict[str, object] = {"manifest": manifest, "disks": disks, "destination": destination, "started_at": now()}
@@ -104,7 +104,6 @@ async def _take_volumes(job: Job) -> None:
     for _, volume in job.copied_disks:  # a service that was killed right after the job was added has not done so
         await job.record("volume", volume)
     await receipts.take_up(job)
-    await look_at_volumes(job)
 
 
 async def _nothing_to_copy(job: Job) -> Facts:
@@ -189,10 +188,11 @@ async def copying_full(job: Job) -> Facts:
     if job.migration.repair is not None:
         await repairing.repair(job)
         return Facts(repair=True)
-    if job.migration.retry_of is None:
-        await _make_volumes(job)
-    elif job.migration.plan.source.Live is None:
-        return _facts(job)
+    if job.migration.retry_of is not None:
+        if job.migration.plan.source.Live is None:
+            return _facts(job)
+        await _destroy_others(job)
+    await _make_volumes(job)
     if job.migration.plan.source.Offline is not None:
         disks = await disks_of_files(job)
         await _refuse_changed(job, disks)
@@ -237,6 +237,15 @@ async def _make_volumes(job: Job) -> None:
             await job.record("volume", disk.volume)
             await job.in_thread(job.destination.create, disk.volume, sizes[disk.key])
             job.stop.check()
+
+
+async def _destroy_others(job: Job) -> None:
+    """Destroys volumes of the failed job whose disks have another size by now, or do not come along any more."""
+    wanted = {disk.volume for disk in job.migration.disks}
+    for entry in await job.in_thread(job.rooms.store.ledger, job.id):
+        if entry.kind == "volume" and entry.name not in wanted:
+            await job.in_thread(job.destination.destroy, entry.name)
+            await job.strike("volume", entry.name)
 
 
 async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:

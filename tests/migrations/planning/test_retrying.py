@@ -22,6 +22,7 @@ from synvirt.model.values import now
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan, offline_plan, states
+from tests.migrations.warm.warm_house import error, in_state, once
 
 MIB = 1 << 20
 DISK = "disk-0"
@@ -191,14 +192,43 @@ def test_what_was_wrong_with_a_live_job_is_corrected(house: House) -> None:
     assert house.volume(again).read_bytes() == house.platform.disk_path(VM, DISK).read_bytes()
 
 
-def test_a_live_job_whose_disks_are_others_by_now_keeps_what_it_had(house: House) -> None:
+def test_a_live_job_that_has_lost_a_disk_keeps_what_it_had(house: House) -> None:
     before = failed_live(house, "Warm", Random(5).randbytes(MIB))
     house.preparer.fails = False
     copied = house.volume(before).read_bytes()
-    house.platform.add_vm(VM, {DISK: bytes(2 * MIB)}, family="windows")
+    house.platform.add_vm(VM, {"another": bytes(2 * MIB)}, family="windows")
     again = house.run(house.intake.retry(before.id, {}).id)
     assert (states(again), again.last_error and again.last_error.code) == ([State.QUEUED, State.FAILED], "E_MIG_CONFLICT")
     assert house.volume(again).read_bytes() == copied
+
+
+def test_a_job_that_failed_while_it_synced_goes_on_with_its_disks_and_copies_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk was resized in the weeks that the job was held, and another one added."""
+    house = House(tmp_path, workers=in_process)
+    same, grown, left_out = (Random(seed).randbytes(3 * MIB) for seed in (5, 6, 7))
+    house.platform.add_vm(VM, {"same": same, "grown": grown, "left-out": left_out})
+    job = house.intake.submit(live_plan())
+
+    def changed() -> None:
+        house.platform.resize(VM, "grown", grown + grown)
+        house.platform.resize(VM, "added", grown[:MIB])
+
+    once(house, job, in_state(State.DELTA_SYNCING), changed)
+    before = house.run(job.id)
+    assert (states(before)[-2:], error(before)) == ([State.DELTA_SYNCING, State.FAILED], ("E_MIG_CONFLICT", True))
+    volumes = {key: house.volume(before, key) for key in ("same", "grown", "left-out")}
+    written = written_to(house, monkeypatch)
+    again = house.run(house.intake.retry(before.id, {"skip_disks": ["left-out"]}).id)
+    assert (again.state, again.retry_of) == (State.COMPLETED, before.id), again.last_error
+    assert house.volume(again, "same") == volumes["same"]
+    for key in ("same", "grown", "added"):
+        assert house.volume(again, key).read_bytes() == house.platform.disk_path(VM, key).read_bytes()
+    assert not volumes["grown"].exists()
+    assert not volumes["left-out"].exists()
+    assert sum(written) == 7 * MIB, "nothing of the disk that is as it was"
+    house.prove(again)
 
 
 def test_a_live_job_that_left_no_copy_starts_over(house: House) -> None:

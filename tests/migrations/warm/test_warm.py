@@ -19,11 +19,10 @@ from synvirt.jobs.slots import Resource, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import SnapshotRef
 from synvirt.migrations import source_vm
-from synvirt.migrations.job import Job
+from synvirt.migrations.job import Job, named
 from synvirt.migrations.memory import PassMemory
 from synvirt.migrations.planning.forecast import forecast
 from synvirt.migrations.warm import deciding, holding
-from synvirt.migrations.warm.snapshots import named
 from synvirt.model.job import Forecast, Migration, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import Disk

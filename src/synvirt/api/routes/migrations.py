@@ -96,9 +96,9 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
         disk_bus: Annotated[DiskBus | None, Query(description="in place of the plan's")] = None,
     ) -> Migration:
         """Try a failed job again, with another plan where the body has a patch of it. A job that kept its volumes: a new job
-        goes on with them, and has `retry_of`; what the copy was made by (`source`, `source_ref`, `skip_disks`,
-        `target.destination`, and an Offline job's `mode`) is as it was. Of an Offline job nothing is copied again; of a Live
-        job, whose guest has gone on since, whole disks are read and compared, and what differs is written. Every other job
+        goes on with them, and has `retry_of`; what the copy was made by (`source`, `source_ref`, `target.destination`,
+        and an Offline job's `mode` and `skip_disks`) is as it was. Of an Offline job nothing is copied again; of a Live job,
+        whose guest has gone on since, whole disks are read and compared, and what differs is written. Every other job
         starts over; `source` and `source_ref` are as they were. A job that has not failed, or that needs a password again, or
         whose machine another job is at work on: 409."""
         job = intake.retry(migration_id, merged(correction.plan, _patch(conversion, disk_bus)))

@@ -7,7 +7,8 @@ If the failed job's copy was kept, the new job takes its volumes.
 
     Offline  the file has not changed: nothing is copied
     Live     the source was switched on again, and the guest may have run here: the first pass reads whole disks, and writes
-             the differences to the volumes; from there it goes on like any job
+             the differences to the volumes; from there it goes on like any job. A disk that was added or resized since is
+             copied to a new volume
 
 Otherwise the new job begins from the start.
 """
@@ -23,18 +24,19 @@ from pydantic import ValidationError
 from synvirt.disks import open_reader
 from synvirt.disks.specs import written
 from synvirt.errors import Conflict, InvalidPlan, NotFound
-from synvirt.migrations.job import Job
+from synvirt.migrations.job import Job, named
 from synvirt.migrations.states import KEPT_ON_FAILURE
 from synvirt.mistakes import listed
 from synvirt.model.job import DiskProgress, Migration, Progress, StateVisit
 from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 from synvirt.store import Store
 
 # The parts of a plan, as paths, that a complete copy depends on. A Live job copies once more, by the mode that suits.
 _COPIED_BY = ("source", "source_ref", "mode", "skip_disks", "target.destination")
-_COPIED_LIVE_BY = ("source", "source_ref", "skip_disks", "target.destination")
+_COPIED_LIVE_BY = ("source", "source_ref", "target.destination")
 # The parts of a plan that identify the machine.
 _MACHINE = ("source", "source_ref")
 
@@ -167,6 +169,25 @@ def is_taken_up(store: Store, job: Migration) -> bool:
     except NotFound:
         return False
     return True
+
+
+def with_kept_volumes(job: Job, chosen: tuple[DiskProgress, ...], manifest: VmManifest) -> tuple[DiskProgress, ...]:
+    """The chosen disks of a Live job, with the failed job's volumes where they fit. Conflict, if the machine has lost a disk:
+    its volume is destroyed only on request."""
+    before = {disk.key: disk for disk in job.migration.disks if disk.volume is not None}
+    old = {disk.key: disk.capacity_bytes for disk in job.manifest.disks}
+    new = {disk.key: disk.capacity_bytes for disk in manifest.disks}
+    if lost := before.keys() - new.keys():
+        names = ", ".join(sorted(named(disk) for disk in job.manifest.disks if disk.key in lost))
+        raise Conflict(
+            f"{manifest.name} has {names} no more, which the failed job has copied",
+            hint="attach it again; or remove the failed job and submit its plan again",
+        )
+
+    def fits(disk: DiskProgress) -> bool:
+        return disk.volume is not None and disk.key in before and old[disk.key] == new[disk.key]
+
+    return tuple(before[disk.key] if fits(disk) else disk for disk in chosen)
 
 
 async def look_at_volumes(job: Job) -> None:

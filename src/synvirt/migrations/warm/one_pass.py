@@ -17,13 +17,13 @@ from synvirt.errors import Cancelled, CbtReset, PersistFailed, SynvirtError
 from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations import source_vm
 from synvirt.migrations.cloning import clone_asked
-from synvirt.migrations.job import Job
+from synvirt.migrations.job import Job, named
 from synvirt.migrations.passes import PassDisk, run_opened_pass
 from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.source_vm import at_source
 from synvirt.migrations.warm.forecasting import forecast_cut_over
 from synvirt.migrations.warm.setbacks import SETBACKS, is_whole, note_setback, take_reset_back
-from synvirt.migrations.warm.snapshots import Kind, named, snapshot_name, snapshot_of
+from synvirt.migrations.warm.snapshots import Kind, snapshot_name, snapshot_of
 from synvirt.model.job import Pass
 from synvirt.model.machine import Disk
 from synvirt.model.values import now

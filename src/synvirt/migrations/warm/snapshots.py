@@ -4,11 +4,11 @@ from typing import Literal
 
 from synvirt.errors import CbtUnsupported, Conflict, SnapshotFailed
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
-from synvirt.migrations.job import Job
+from synvirt.migrations.job import Job, named
 from synvirt.migrations.patience import SnapshotNotMade
 from synvirt.migrations.source_vm import SourceAwake, at_source
 from synvirt.model.kinds import Mode
-from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.model.values import now
 
 Kind = Literal["full", "delta", "final"]
@@ -100,11 +100,6 @@ async def unmade(job: Job, name: str, kind: Kind) -> None:
         raise SnapshotNotMade(error.detail, hint=error.hint) from error
 
 
-def named(disk: Disk) -> str:
-    """A disk for people: by its key, which skip_disks takes, and by its label, if the platform has another name for it."""
-    return f"disk {disk.key}" + (f" ({disk.label})" if disk.label not in ("", disk.key) else "")
-
-
 def refuse_other_disks(job: Job, manifest: VmManifest) -> None:
     """Conflict, when a disk was added, removed or resized since the job began: the copy would not be the VM's."""
     skipped = set(job.migration.plan.skip_disks)
@@ -122,5 +117,5 @@ def refuse_other_disks(job: Job, manifest: VmManifest) -> None:
     if changes:
         raise Conflict(
             f"{manifest.name} has other disks than when the job began: {'; '.join(sorted(changes))}",
-            hint="submit the plan again; a disk that is not to come along goes into skip_disks",
+            hint="try it again: it goes on with the disks that are as they were; one not to come along goes into skip_disks",
         )
