@@ -181,6 +181,10 @@ class House:
             left += [f"snapshot {name}" for name in self.platform.vm(vm_id)["snapshots"]]
         return left
 
+    def copies(self) -> set[str]:
+        """What failed jobs keep: volumes, and the hashes of what is in them."""
+        return {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.folder / kept).rglob("*")}
+
     def prove(self, job: Migration) -> None:
         """The job's receipt is good, and of what its volumes hold."""
         assert self.rooms.receipts is not None

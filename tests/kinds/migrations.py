@@ -184,7 +184,7 @@ class InHouse(World):
             own |= {f"domain {job.domain.uuid}"} if job.domain else set()
         elif all(job.state is State.FAILED for job in self.jobs()):
             # A replica is never deleted with its failed cut-over, nor what is known of it: a retry goes on from both.
-            own |= {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.place.folder / kept).rglob("*")}
+            own |= self.house.copies()
         is_there = self.scenario.live and VM in self.house.platform.vm_ids()
         left = [one for one in self.house.leftovers(VM if is_there else None) if one not in own]
         if is_there and self.house.platform.vm(VM)["cbt_enabled"]:
@@ -213,9 +213,7 @@ class _OfFailed(InHouse):
 
     def left(self, job_id: UUID | None) -> list[str]:
         """What a retry that was cancelled has is its failed job's again, or gone with it."""
-        own = set[str]()
-        if job_id is None:
-            own = {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.place.folder / kept).rglob("*")}
+        own = self.house.copies() if job_id is None else set()
         return [one for one in super().left(job_id) if one not in own]
 
 

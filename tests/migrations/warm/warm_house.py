@@ -44,7 +44,7 @@ def error(job: Migration) -> tuple[str, bool] | None:
 def failed_as_it_was(house: House, job: Migration, code: str) -> None:
     """What is left is the copy, if one was complete."""
     assert (job.state, error(job)) == (State.FAILED, (code, True))
-    kept = ("volumes", "receipts/hashes") if states(job)[-2] is State.DELTA_SYNCING else ()
-    assert set(house.leftovers(VM)) == {str(path) for folder in kept for path in (house.folder / folder).rglob("*")}
-    assert has_kept_copy(job) == bool(kept)
+    keeps = states(job)[-2] is State.DELTA_SYNCING
+    assert set(house.leftovers(VM)) == (house.copies() if keeps else set())
+    assert has_kept_copy(job) == keeps
     assert house.platform.vm(VM)["power"] == "on"
