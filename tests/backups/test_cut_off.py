@@ -17,6 +17,7 @@ from synvirt.backups.model import (
 from synvirt.backups.worker.taking_journal import RECORD_BYTES, Journal
 from synvirt.errors import BackupConflict, BackupNotFound, PersistFailed
 from synvirt.jobs import runner
+from synvirt.jobs.runner import Runner
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import NAME_BYTES
 from synvirt.store.backups import Row
@@ -104,6 +105,18 @@ def test_one_that_waits_for_its_turn_is_cut_off_too_and_is_not_cancelled(house: 
     house.guests.gate = lambda: None
     house.backups.resume()
     assert [(house.ended(run).status, house.ended(run).resumed_count) for run in begun] == [("completed", 0)] * 4
+
+
+def test_one_that_was_begun_just_before_goes_on_too(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is lost between its first row and its task's first moment."""
+    house.image("web", disk_content())
+    job = house.job("web", repository=house.repository())
+    with monkeypatch.context() as until_then:
+        until_then.setattr(Runner, "begin", lambda *_: None)
+        run = house.backups.run_job(job.id)
+        house.backups.pause()
+    house.backups.resume()
+    assert house.ended(run).status == Status.COMPLETED
 
 
 @pytest.mark.parametrize("error", [PersistFailed("the store is away"), RuntimeError("can't start new thread")])
