@@ -1,11 +1,13 @@
 """The formats of disk images: how each is known by its magic, and what opens one. The table of openers is the package's, which
 gives it to a reader whose image may lie over one of any format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from synvirt.blocks import DiskReader, bytes_of
 from synvirt.disks.specs import ImageFormat, ImageSpec
 
+Name = TypeVar("Name", bound=str)
 # Takes a reader of the image's file, which the new reader then owns and closes.
 ImageOpener = Callable[[DiskReader, ImageSpec], DiskReader]
 # By the name of the format.
@@ -29,7 +31,13 @@ MAGICS: tuple[tuple[ImageFormat, int, bytes], ...] = (
 
 def image_format(reader: DiskReader) -> ImageFormat | None:
     """The format by the magic of the bytes; None: no known one. See `detect` for when it can be trusted."""
-    for name, at, magic in MAGICS:
+    return by_magic(reader, MAGICS)
+
+
+def by_magic(reader: DiskReader, magics: Iterable[tuple[Name, int, bytes]]) -> Name | None:
+    """The name whose magic the disk has, the first in a table of (name, place, magic). A place below zero counts
+    from the end."""
+    for name, at, magic in magics:
         start = at if at >= 0 else reader.size + at
         if 0 <= start <= reader.size - len(magic) and bytes_of(reader, start, len(magic)) == magic:
             return name

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import IO, Final
 
 from synvirt.blocks import DiskReader, bytes_of
+from synvirt.disks.formats import by_magic
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ImageSpec, QemuDriver, QemuSpec, RawSpec, ReaderSpec
 from synvirt.errors import BadRequest, UnsupportedFormat
 from synvirt.records import replace
 
-# (QEMU's driver, the magic's place, the magic). A place below zero counts from the end, for dmg's trailer.
+# (QEMU's driver, the magic's place, the magic), as `by_magic` takes them.
 MAGICS: Final[tuple[tuple[QemuDriver, int, bytes], ...]] = (
     ("qcow", 0, b"QFI\xfb\0\0\0\1"),
     ("qed", 0, b"QED\0"),
@@ -37,11 +38,7 @@ _KEY_BYTES_MAX: Final = 4096
 def driver_of(reader: DiskReader) -> QemuDriver | None:
     """QEMU's name of the format of an image that only QEMU reads; None for all others. Only for files whose format may be
     detected (see `detect`)."""
-    for driver, at, magic in MAGICS:
-        start = at if at >= 0 else reader.size + at
-        if _bytes_at(reader, start, len(magic)) == magic:
-            return driver
-    return "qcow2" if is_encrypted_qcow2(reader) else None
+    return by_magic(reader, MAGICS) or ("qcow2" if is_encrypted_qcow2(reader) else None)
 
 
 def is_encrypted_qcow2(reader: DiskReader) -> bool:
