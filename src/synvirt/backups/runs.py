@@ -173,8 +173,7 @@ class Runs:
         """Call it with the lock held, once all paused runs have ended. The interrupted ones `start` again."""
         self._paused = False
         for run_id in self._cut:  # one that was just begun, and has never run, is taken up like the others
-            self._stops.pop(run_id, None)
-            self._begun.pop(run_id, None)
+            self._forget(run_id)
         self._cut.clear()
         if self._started:
             self._runner.resume()
