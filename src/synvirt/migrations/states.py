@@ -75,13 +75,15 @@ ROWS = (
     Row(State.STARTING, always, State.COMPLETED),
 )
 
-# The kinds of ledger entries that are kept when a job fails in a state. A complete copy may have taken nights, so it stays,
-# even if deltas are still to come. A cancel keeps nothing.
+# The kinds of ledger entries that a complete copy has.
+COPY: frozenset[str] = frozenset({"volume", "hashes"})
+# Those that are kept when a job fails in a state. A complete copy may have taken nights, so it stays, even if deltas are still
+# to come. A cancel keeps nothing.
 KEPT_ON_FAILURE: dict[State, frozenset[str]] = {
-    State.DELTA_SYNCING: frozenset({"volume", "hashes"}),
-    State.CUTTING_OVER: frozenset({"volume", "hashes"}),
-    State.V2V_PROCESSING: frozenset({"volume", "hashes"}),
-    State.STARTING: frozenset({"volume", "hashes", "screenshot"}),
+    State.DELTA_SYNCING: COPY,
+    State.CUTTING_OVER: COPY,
+    State.V2V_PROCESSING: COPY,
+    State.STARTING: COPY | {"screenshot"},
 }
 
 

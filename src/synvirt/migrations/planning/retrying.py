@@ -25,7 +25,7 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import written
 from synvirt.errors import Conflict, InvalidPlan, NotFound
 from synvirt.migrations.job import Job, named
-from synvirt.migrations.states import KEPT_ON_FAILURE
+from synvirt.migrations.states import COPY, KEPT_ON_FAILURE
 from synvirt.mistakes import listed
 from synvirt.model.job import DiskProgress, Migration, Progress, StateVisit
 from synvirt.model.kinds import State
@@ -148,7 +148,7 @@ def has_kept_copy(job: Migration) -> bool:
 def kept_on_failure(job: Migration) -> frozenset[str]:
     """The ledger entries that stay when the job fails. A job that took over a complete copy keeps it, in whatever state it
     fails."""
-    return frozenset({"volume", "hashes"}) if job.retry_of else KEPT_ON_FAILURE.get(_failed_in(job), frozenset())
+    return COPY if job.retry_of else KEPT_ON_FAILURE.get(_failed_in(job), frozenset())
 
 
 def _failed_in(job: Migration) -> State:
