@@ -237,10 +237,13 @@ def test_a_service_that_dies_is_reported(tmp_path: Path, run: Run, file: Path) -
     listener.listen()
 
     def die() -> None:
-        connection, _ = listener.accept()
-        connection.recv(1000)
+        """With the first connection that asks something: one before it only looks whether a service listens."""
+        asked = b""
+        while not asked:
+            connection, _ = listener.accept()
+            with connection:
+                asked = connection.recv(1000)
         listener.close()
-        connection.close()
 
     thread = threading.Thread(target=die)
     thread.start()
