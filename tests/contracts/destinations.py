@@ -107,6 +107,17 @@ class DestinationContract:
         case.another().create(name, SIZE)
         assert read(case.destination, name, 70_000, 4) == b"kept"
 
+    def test_it_says_whether_a_volume_is_there(self, case: DestinationCase) -> None:
+        job = uuid4()
+        name = case.destination.volume_name(job, "Hard disk 1")
+        assert not case.destination.is_there(name)
+        other = self.volume(case, "Hard disk 2", job=job)
+        assert not case.destination.is_there(name)
+        case.destination.create(name, SIZE)
+        assert case.another().is_there(name)
+        case.destination.destroy(name)
+        assert [case.another().is_there(one) for one in (name, other)] == [False, True]
+
     def test_a_volume_of_another_size_is_refused_and_left_alone(self, case: DestinationCase) -> None:
         name = self.volume(case)
         write(case.destination, name, SIZE, 0, b"kept")

@@ -65,6 +65,13 @@ class DirectoryDestination:
             sync_folder(path.parent)
             sync_folder(self.folder)
 
+    def is_there(self, name: str) -> bool:
+        with _failing(f"volume {name} cannot be inspected"):
+            try:
+                return self._path(name).lstat().st_size > 0  # see `create`
+            except FileNotFoundError:
+                return False
+
     def open(self, name: str, size_bytes: int) -> WriterSpec:
         path = self._path(name)
         with _failing(f"volume {name} cannot be opened"):

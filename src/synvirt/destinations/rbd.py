@@ -66,6 +66,11 @@ class RbdDestination:
                     set_marks(image, {JOB: job, DISK: disk, SIZE: str(size_bytes)})
                 images.rename(pool.ioctx, unmarked, name)
 
+    def is_there(self, name: str) -> bool:
+        _parts(name)
+        with RbdPool(self._place) as pool:
+            return _mark(pool, name, JOB) is not None
+
     def open(self, name: str, size_bytes: int) -> WriterSpec:
         _parts(name)
         return RbdWriterSpec(place=self._place, image=name, size_bytes=size_bytes)

@@ -82,6 +82,10 @@ class ZfsDestination:
             self._refuse_another_size(name, size_bytes)
         self.device(name)
 
+    def is_there(self, name: str) -> bool:
+        self._parts(name)
+        return self._mark(name) is not None
+
     def open(self, name: str, size_bytes: int) -> WriterSpec:
         return BlockWriterSpec(path=self.device(name), size_bytes=size_bytes)
 

@@ -338,7 +338,13 @@ def exclusively(writer: WriterSpec) -> Iterator[None]:
     if isinstance(writer, RbdWriterSpec):  # the cluster has a lock of its own, and its writer holds that
         yield
         return
-    descriptor = os.open(writer.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(writer.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise DiskWriteFailed(
+            f"volume {writer.path} cannot be opened: {error.strerror}",
+            hint="where somebody has removed it, begin again: what was copied onto it is gone",
+        ) from error
     try:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:

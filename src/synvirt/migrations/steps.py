@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from synvirt.disks.roots import Root
 from synvirt.disks.specs import ReaderSpec, paths, versions
 from synvirt.errors import (
@@ -45,6 +47,8 @@ from synvirt.model.values import now
 from synvirt.offline import OfflineImporter
 
 Step = Callable[[Job], Awaitable[Facts]]
+
+log = structlog.get_logger(__name__)
 
 # ── Queued: the VM, and whether the plan can work at all ─────────────────────────────────────────────────────────────
 
@@ -235,8 +239,26 @@ async def _make_volumes(job: Job) -> None:
     for disk in job.migration.disks:
         if disk.volume is not None:
             await job.record("volume", disk.volume)
+            await _begin_again_if_gone(job, disk.key, disk.volume)
             await job.in_thread(job.destination.create, disk.volume, sizes[disk.key])
             job.stop.check()
+
+
+async def _begin_again_if_gone(job: Job, key: str, volume: str) -> None:
+    """Forgets what was copied onto a volume that somebody has removed since: the new one is empty. DiskWriteFailed, where the
+    copy of a Live job was complete, as its snapshot may be gone."""
+    if not job.migration.passes or await job.in_thread(job.destination.is_there, volume):
+        return
+    *earlier, last = job.migration.passes
+    if last.finished_at is not None:
+        if job.migration.plan.source.Live is not None:
+            raise DiskWriteFailed(
+                f"volume {volume} is gone, with all that was copied of disk {key}: somebody has removed it",
+                hint="submit it again: it is copied from its first byte",
+            )
+        await job.change(passes=(*earlier, last.model_copy(update={"finished_at": None})))
+    log.warning("a volume is gone, and its disk is copied again", job=str(job.id), disk=key, volume=volume)
+    await job.in_thread(job.rooms.store.forget_watermarks, job.id, key)
 
 
 async def _destroy_others(job: Job) -> None:

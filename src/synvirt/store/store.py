@@ -331,6 +331,11 @@ class Store:
         with self._reading() as db:
             return marks.of_pass(db, job_id, pass_number)
 
+    def forget_watermarks(self, job_id: UUID, disk_key: str) -> None:
+        """Call it when the volume of a disk is gone, before another is made in its place."""
+        with self._writing_of(job_id) as db:
+            marks.forget(db, job_id, disk_key)
+
     def copied_before(self, job_id: UUID, pass_number: int) -> dict[str, tuple[int, int]]:
         """By disk key: bytes that all passes before this one moved, and bytes of zeros among them."""
         with self._reading() as db:

@@ -65,6 +65,11 @@ def copied_before(db: Connection, job_id: UUID, number: int) -> dict[str, tuple[
     return {key: (int(done), int(zero)) for key, done, zero in found}
 
 
+def forget(db: Connection, job_id: UUID, disk_key: str) -> None:
+    """Forgets all watermarks of a disk."""
+    db.execute(delete(watermarks).where(watermarks.c.migration_id == str(job_id), watermarks.c.disk_key == disk_key))
+
+
 def fold(db: Connection, job_id: UUID, number: int) -> None:
     """Joins the passes before `number` into one watermark for each disk, with FOLDED_PASS as its number. The first pass
     stays."""

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.backups import runs
+from synvirt.backups import runs, working
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest, Status
 from synvirt.backups.restores import instant
 from synvirt.backups.working import Copying
@@ -458,3 +458,21 @@ def test_no_guest_gets_onto_ceph_while_it_runs(place: Place) -> None:
     with pytest.raises(BackupBadRequest, match=r"^instant: .* kind rbd") as refused:
         place.restore()
     assert "zfs or directory" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("instantly", [False, True])
+def test_a_volume_that_is_removed_while_the_service_is_down_is_copied_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, instantly: bool
+) -> None:
+    """A new one is empty: what was copied before the watermark would be zeros."""
+    monkeypatch.setattr(working, "FLUSH_EVERY_S", 0.1)
+    restored = place.restore(SLOWLY, instant=instantly, start=instantly)
+    marks = working.Watermarks(place.backups.runs._memory)
+    until(lambda: any(mark.offset_bytes for mark in marks.of(restored.id).values()))
+    place.close()
+    (volume,) = (place.folder / "volumes").rglob("*.raw")
+    volume.unlink()
+    place.begin()
+    run = ended(place.backups, restored.id)
+    assert run.status == "completed"
+    assert volume.read_bytes() == disk_content()

@@ -19,7 +19,7 @@ from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan, states
-from tests.migrations.jobs.running import DISK, Died, crash_when, error_code, run, some_disk, source_bytes
+from tests.migrations.jobs.running import DISK, Died, crash_when, error_code, flushed, run, some_disk, source_bytes
 
 
 class Guest:
@@ -280,6 +280,38 @@ def test_a_source_powered_on_while_the_service_was_away_is_copied_once_more(hous
     assert ended.state == State.COMPLETED
     assert house.volume(ended).read_bytes() == source_bytes(house)
     assert house.platform.vm(VM)["power"] == "off"
+
+
+def test_a_volume_that_is_removed_during_the_first_pass_is_copied_again(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: some_disk()})
+    job = house.intake.submit(live_plan())
+    house.store.on_commit = crash_when(house, lambda: flushed(house, job))
+    with pytest.raises(BaseException, match="died"):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    house.volume(house.store.get(job.id)).unlink()
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+@pytest.mark.parametrize("state", [State.COPYING_FULL, State.DELTA_SYNCING])
+def test_a_volume_that_is_removed_after_the_first_pass_fails_its_job(house: House, state: State) -> None:
+    house.platform.add_vm(VM, {DISK: some_disk()})
+    job = house.intake.submit(live_plan())
+
+    def first_pass_is_done() -> bool:
+        now = house.store.get(job.id)
+        return bool(now.state == state and now.passes and now.passes[0].finished_at is not None)
+
+    house.store.on_commit = crash_when(house, first_pass_is_done)
+    with pytest.raises(BaseException, match="died"):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    house.volume(house.store.get(job.id)).unlink()
+    ended = house.run(job.id)
+    assert (ended.state, error_code(ended)) == (State.FAILED, "E_MIG_DISK_WRITE_FAILED")
+    assert house.platform.vm(VM)["power"] == "on"
 
 
 @pytest.mark.parametrize("mode", ["Warm", "Cold"])

@@ -201,6 +201,28 @@ def test_an_archive_that_changes_while_the_service_is_down_is_not_mixed(house: H
     assert house.leftovers() == []
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_volume_that_is_removed_while_the_service_is_down_is_copied_again(house: House, finished: bool) -> None:
+    """A new one is empty: what was copied before the watermark would be zeros."""
+    content = {DISK: some_disk(), "disk-1": some_disk(seed=2)}
+    job = house.intake.submit(offline_plan(imported(house, content)))
+
+    def copied() -> bool:
+        passes = house.store.get(job.id).passes
+        return flushed(house, job) and (not finished or passes[-1].finished_at is not None)
+
+    house.store.on_commit = crash_when(house, copied)
+    with pytest.raises(BaseException, match="died"):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    stopped = house.store.get(job.id)
+    assert stopped.state == State.COPYING_FULL
+    house.volume(stopped).unlink()
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert [house.volume(ended, key).read_bytes() == content[key] for key in content] == [True, True]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
 def test_a_full_disk_while_copying_fails_with_its_cause_and_leaves_nothing(tmp_path: Path) -> None:
     small = tmp_path / "small"

@@ -66,7 +66,7 @@ class InstantDomain(NewDomain):
         domain = self._domain(under_way, point, manifest, request)
         # Once the guest moves onto them, they belong to QEMU.
         is_made = _state(under_way) in ("moving", "done")
-        volumes = self._named(run_id, disks) if is_made else self._volumes(run_id, disks)
+        volumes = self._named(run_id, disks) if is_made else self._volumes(copying, disks)
         early = {target: layers(self._exports, str(run_id), number) for number, target in enumerate(disks)}
         guest = _Guest(under_way, manifest, disks, volumes, early, [self._spec(manifest, target) for target in disks])
         self._ledger.record(run_id, "export", str(run_id))

@@ -77,7 +77,7 @@ class NewDomain:
         if not self._resumed:
             self._check_room(copying, manifest, disks)
         domain = self._domain(under_way, point, manifest, request)
-        volumes = self._volumes(run_id, disks)
+        volumes = self._volumes(copying, disks)
         defined = self._over(under_way, domain, volumes.places(), point, request)
         self._ledger.record(run_id, "domain", str(run_id))
         self._try(defined)
@@ -142,11 +142,15 @@ class NewDomain:
                 hint="free space there, or restore single disks",
             )
 
-    def _volumes(self, run_id: UUID, disks: dict[str, DiskMap]) -> Volumes:
+    def _volumes(self, copying: Copying, disks: dict[str, DiskMap]) -> Volumes:
+        run_id = copying.under_way.run.id
         volumes = self._named(run_id, disks)
         for target, disk in disks.items():
-            self._ledger.record(run_id, "volume", f"{volumes.name} {volumes.names[target]}")
-            volumes.destination.create(volumes.names[target], disk.size_bytes)
+            name = volumes.names[target]
+            self._ledger.record(run_id, "volume", f"{volumes.name} {name}")
+            if self._resumed and not volumes.destination.is_there(name):
+                copying.forget(target)  # somebody has removed the volume, with what was copied
+            volumes.destination.create(name, disk.size_bytes)
         return volumes
 
     def _named(self, run_id: UUID, disks: dict[str, DiskMap]) -> Volumes:
