@@ -377,6 +377,32 @@ def test_what_cannot_be_done_says_why_as_a_page(page: Page, service: Service) ->
     expect(page.locator(".banner.bad")).to_contain_text("there is no migration")
 
 
+@pytest.mark.parametrize(("ttl_s", "is_lost"), [(-5, True), (600, False)])
+def test_the_page_of_a_job_whose_host_is_lost_says_so_and_goes_on_elsewhere(
+    page: Page, service: Service, *, ttl_s: float, is_lost: bool
+) -> None:
+    """Its last figures are of the moment before: nothing is copied any more."""
+    service.store.hosts.begin("kvm2", ttl_s=ttl_s, document="{}")
+    progress = Progress(bytes_total=100 << 20, bytes_done=50 << 20, rate_bps=5 << 20, eta_s=10)
+    job = jobs.added(service, "of-kvm2", (State.COPYING_FULL, 20), host="kvm2", progress=progress)
+    page.goto(f"/migrations/{job}")
+    expect(page.locator("#facts")).to_contain_text("kvm2")
+    expect(page.locator("#figures")).to_contain_text("50.0 MiB")
+    expect(page.get_by_text("5.0 MiB/s")).to_have_count(0 if is_lost else 1)
+    expect(page.locator("#ask-fence")).to_have_count(1 if is_lost else 0)
+    if not is_lost:
+        assert page.request.post(f"/migrations/{job}/fence", headers={"Sec-Fetch-Site": "same-origin"}).status == 409
+        return
+    expect(page.locator("#banner")).to_contain_text("Its host kvm2 has not been heard of for a minute")
+    page.locator("#ask-fence").click()
+    page.get_by_role("button", name="Yes: fence its host").click()
+    expect(page.locator("#banner")).to_contain_text("Its host kvm2 is fenced")
+    expect(page.locator("#ask-start-over")).to_have_count(1)
+    page.locator("#ask-take-over").click()
+    page.get_by_role("button", name="Yes: go on here").click()
+    expect(page.locator("main")).to_contain_text("it shares its store with no other host")
+
+
 def test_a_name_from_a_hostile_archive_stays_a_name(page: Page, service: Service) -> None:
     name = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
     job_id = jobs.added(service, name, (State.QUEUED, 5), (State.COPYING_FULL, 4))

@@ -331,7 +331,7 @@ class Runs:
             self._ledger.sweep(run.id)
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
         ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
-        progress = run.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
+        progress = run.progress.stopped()
         run = run.model_copy(update={**ended, "progress": progress})
         failure = {} if run.error is None else {"code": run.error.code, "detail": run.error.message}
         _log.info(

@@ -63,7 +63,7 @@ class Figures(Generic[S]):
         _, progress, at = pinned
         if not progress.rate_bps or self._clock() - at <= RATE_WINDOW_S:
             return progress
-        return progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
+        return progress.stopped()
 
 
 class Board(Figures[State]):
@@ -103,8 +103,7 @@ class Board(Figures[State]):
                 self._troubles[job_id] = Problem(
                     code=error.code, message=message, hint=error.hint, fatal=False, at=now(), state=state
                 )
-            stands = progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
-            self._latest[job_id] = (state, stands, self._clock())
+            self._latest[job_id] = (state, progress.stopped(), self._clock())
 
     def disks(self, job_id: UUID, state: State) -> tuple[DiskProgress, ...]:
         """The job's disks as they were pinned last; none, where they were pinned in another state."""

@@ -78,7 +78,11 @@ class Intake:
         return self._figures_elsewhere if self.store.is_shared else None
 
     def _figures_elsewhere(self) -> dict[UUID, tuple[State, Progress]]:
-        return {job.id: (job.state, job.progress) for job in self.store.copying_elsewhere(host=self._host)}
+        alive = {row.id for row in self.store.hosts.all() if not row.fenced and row.left_s > 0}
+        return {
+            job.id: (job.state, job.progress if job.host in alive else job.progress.stopped())
+            for job in self.store.copying_elsewhere(host=self._host)
+        }
 
     def dry_run(self, plan: MigrationPlan) -> DryRun:
         """The plan as its job would run, with all that is wrong with it. Nothing is stored."""

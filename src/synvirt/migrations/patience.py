@@ -98,7 +98,7 @@ class Patience:
         self._tries += 1
         log.warning("waited for", job=str(job.id), code=trouble.code, cause=trouble.detail, again_s=pause_s)
         if job.migration.progress.rate_bps:
-            await job.change(progress=job.migration.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None}))
+            await job.change(progress=job.migration.progress.stopped())
             job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
         self._silent_s += trouble.waited_s if isinstance(trouble, SourceUnreachable) else 0.0
         if max(pause_s, moment - self._since + self._silent_s) >= SHOWN_FROM_S:

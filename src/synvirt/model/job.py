@@ -21,6 +21,10 @@ class Progress(Model):
     rate_bps: float = 0.0
     eta_s: float | None = None
 
+    def stopped(self) -> "Progress":
+        """The same of a job that copies nothing now: without a rate."""
+        return self.model_copy(update={"rate_bps": 0.0, "eta_s": None})
+
 
 class DiskProgress(Model):
     """How far the copy of one disk is, in bytes. `bytes_zero`: done bytes that were not copied because they are zeros.

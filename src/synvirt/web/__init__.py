@@ -11,6 +11,7 @@ from synvirt.fleet.forecasting import Forecaster
 from synvirt.fleet.sheets.importing import Importer
 from synvirt.fleet.waves import Waves
 from synvirt.fleet.webhooks.deliveries import Deliveries
+from synvirt.migrations.hosts.about import Hosts
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.sources.registered import Sources
 from synvirt.proof.keeping import Receipts
@@ -58,6 +59,7 @@ def website(
 ) -> Site:
     """`screenshot`: of a job, if there is one. `receipts`: None, if the settings switch them off. `networks`: what a guest's
     card can be connected to here, the default first. `stopping` ends the streams."""
+    hosts = Hosts(intake.store, settings.host_id)
     path = settings.base_url.strip("/")
     pages, pace = Pages(f"/{path}" if path else ""), pace or Pace()
     beginning, setup = Beginning(pages, sources, finder.uploads), Setup(pages, finder, intake, networks)
@@ -65,7 +67,7 @@ def website(
         static_router(pages),
         login_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
-        job_router(JobView(pages, intake, screenshot, rehearsing, receipts), stopping=stopping, pace=pace),
+        job_router(JobView(pages, intake, screenshot, rehearsing, receipts, hosts), stopping=stopping, pace=pace),
         new_router(pages, beginning, sources, import_root=settings.imports_dir, looking=finder.looking),
         machine_router(setup, beginning),
         several_router(Several(setup)),

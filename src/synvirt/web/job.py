@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.stream import Pace
 from synvirt.errors import Conflict, MalformedArchive, NotFound
+from synvirt.migrations.hosts.about import Hosts, HostState
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.memory import CourseMemory
 from synvirt.migrations.planning.outage import record
@@ -41,7 +42,15 @@ TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
 
 REHEARSALS_SHOWN = 5
 
-ActionName = Literal["cancel", "lose", "cutover", "rehearse", "retry", "again", "check", "repair", "remove", "destroy"]
+ActionName = Literal[
+    "cancel", "lose", "cutover", "rehearse", "retry", "again", "check", "repair", "remove", "destroy",
+    "fence", "take-over", "start-over",
+]  # fmt: skip
+# What comes before each way to go on without a job's host.
+_OFF = (
+    "Do this only if that host and its guests are off, by its power or its management board: two copies of one guest must "
+    "never run at once. "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,28 @@ ACTIONS = {
             "Its record and the volumes that it kept are removed: its copy no longer exists.",
             danger=True,
         ),
+        Action(
+            "fence",
+            "Fence its host",
+            "Is its host off, and are its guests?",
+            f"{_OFF}All further writes of that host are refused. Its jobs may go on elsewhere then.",
+            danger=True,
+        ),
+        Action(
+            "take-over",
+            "Go on here",
+            "Go on here with this job?",
+            f"{_OFF}The job goes on here from where it was, if this host reaches its volumes.",
+            danger=True,
+        ),
+        Action(
+            "start-over",
+            "Start over here",
+            "Start this job over here?",
+            f"{_OFF}A new job begins here, with the same plan and new volumes. What the old one made is removed when its host "
+            "is back.",
+            danger=True,
+        ),
     )
 }
 
@@ -152,6 +183,7 @@ class JobView:
     screenshot: Callable[[UUID], bytes | None]
     rehearsing: Rehearsing
     receipts: Receipts | None = None
+    hosts: Hosts | None = None
     shown: dict[UUID, Shown] = field(default_factory=dict)
 
     def current(self, job_id: UUID) -> Migration:
@@ -164,14 +196,23 @@ class JobView:
         cutting = not job.ended and store.cutover_requested(job.id)
         rehearsals = self.rehearsing.of(job.id)
         rehearsable = why_not(job) is None and not cancelling and not cutting and all(one.ended for one in rehearsals)
+        lost = self._lost(job)
+        if lost is not None:  # it copies nothing: its newest figures are of the moment before
+            job = job.model_copy(update={"progress": job.progress.stopped()})
         return {
+            "lost": lost,
             "rehearsals": rehearsals[:REHEARSALS_SHOWN],
             "job": job,
             "stations": stations(job),
             "actions": [
                 ACTIONS[name]
                 for name in possible(
-                    job, cancelling=cancelling, cutting=cutting, kept=has_kept_volumes(store, job), rehearsable=rehearsable
+                    job,
+                    cancelling=cancelling,
+                    cutting=cutting,
+                    kept=has_kept_volumes(store, job),
+                    rehearsable=rehearsable,
+                    lost=lost,
                 )
             ],
             "chart": chart(self.intake.board.courses().get(job.id) or store.memory.get(job.id, CourseMemory).course),
@@ -181,6 +222,13 @@ class JobView:
             "receipt": self._receipt(job),
             "by_receipt": [ACTIONS[name] for name in by_receipt(job)],
         }
+
+    def _lost(self, job: Migration) -> HostState | None:
+        """The state of the job's host, where that does nothing for its jobs now. None: it is alive, or the job has ended."""
+        if self.hosts is None or job.ended or job.host is None:
+            return None
+        state = self.hosts.state(job.host)
+        return None if state == "alive" else state
 
     def _receipt(self, job: Migration) -> ReceiptContent | None:
         """The content of the job's receipt. None, if it has none, or the receipt is on another host."""
@@ -248,6 +296,15 @@ class JobView:
                 if not may_run_again(before):
                     raise Conflict(f"job {job_id} is {before.state}, and is not run again")
                 job = self.intake.submit(before.plan)
+            case "fence":
+                job = self.intake.store.get(job_id)
+                if self.hosts is None or job.host is None or self._lost(job) is None:
+                    raise Conflict(
+                        f"host {job.host} of job {job_id} is alive", hint="synvirt hosts fence fences it all the same"
+                    )
+                self.hosts.fence(job.host)
+            case "take-over" | "start-over":
+                job = self.intake.take_over(job_id, restart=action == "start-over")
             case "check" | "repair":
                 job = self.intake.repair(job_id, check_only=action == "check")
             case "remove" | "destroy":
@@ -295,10 +352,19 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
 
 
 def possible(
-    job: Migration, *, cancelling: bool, cutting: bool, kept: bool = False, rehearsable: bool = False
+    job: Migration,
+    *,
+    cancelling: bool,
+    cutting: bool,
+    kept: bool = False,
+    rehearsable: bool = False,
+    lost: HostState | None = None,
 ) -> list[ActionName]:
-    """The actions that the page offers. Each request is checked again when it is executed."""
+    """The actions that the page offers. Each request is checked again when it is executed. `lost`: the state of a host that is
+    not alive."""
     names: list[ActionName] = []
+    if lost is not None:
+        names += ["fence"] if lost == "away" else ["take-over", "start-over"]
     if job.held and not cutting and not cancelling:
         names.append("cutover")
     if rehearsable:

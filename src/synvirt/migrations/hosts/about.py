@@ -50,13 +50,16 @@ class HostRoom(Model):
     unreachable_sources: tuple[UUID, ...] = ()
 
 
+HostState = Literal["alive", "away", "fenced"]
+
+
 class Host(Model):
     """A host. `alive`: its lease holds; `away`: its lease is over; `fenced`: another host or an operator has fenced it, and it
     begins a new epoch when it is back. `jobs`: its unended migrations. `room`: null where it is not known."""
 
     id: str
     name: str
-    state: Literal["alive", "away", "fenced"]
+    state: HostState
     seen_at: Time
     version: str
     jobs: int
@@ -159,6 +162,10 @@ class Hosts:
         jobs = self._store.count_unended()
         return [host_of(row, jobs.get(row.id, 0)) for row in self._store.hosts.all()]
 
+    def state(self, host: str) -> HostState | None:
+        """Of one host; None: it was never seen on this store."""
+        return next((_state(row) for row in self._store.hosts.all() if row.id == host), None)
+
     def fence(self, host: str) -> Host:
         """Fences a host. NotFound; Conflict, for this host itself."""
         if host == self._here:
@@ -174,10 +181,14 @@ def host_of(row: HostRow, jobs: int) -> Host:
     return Host(
         id=row.id,
         name=document.get("name", row.id),
-        state="fenced" if row.fenced else "alive" if row.left_s > 0 else "away",
+        state=_state(row),
         seen_at=datetime.fromtimestamp(row.seen_at, UTC),
         version=document.get("version", ""),
         jobs=jobs,
         destinations=tuple(HostDestination.model_validate(one) for one in document.get("destinations", ())),
         room=None if document.get("room") is None else HostRoom.model_validate(document["room"]),
     )
+
+
+def _state(row: HostRow) -> HostState:
+    return "fenced" if row.fenced else "alive" if row.left_s > 0 else "away"
