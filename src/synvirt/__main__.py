@@ -1,6 +1,7 @@
 """`synvirt`, and `python -m synvirt`."""
 
 import gc
+import io
 import os
 import sys
 
@@ -15,6 +16,7 @@ def main() -> None:
     end_at_once()
     if None in (sys.stdin, sys.stdout, sys.stderr):
         _open_standard_streams()
+    _take_any_text()
     # `synvirt disk` needs no service and must start fast, so it does not load the rest.
     if sys.argv[1:2] == ["disk"]:
         gc.set_threshold(GARBAGE_AFTER)
@@ -36,6 +38,15 @@ def _open_standard_streams() -> None:
                 os.dup2(nowhere, number)
                 os.close(nowhere)
             setattr(sys, name, os.fdopen(number, mode))
+
+
+def _take_any_text() -> None:
+    """A terminal of another encoding shows ? for what it lacks. JSON is UTF-8 everywhere (RFC 8259, section 8.1)."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        if "--json" in sys.argv:
+            sys.stdout.reconfigure(encoding="utf-8")
+        else:
+            sys.stdout.reconfigure(errors="replace")
 
 
 def _leave(code: int) -> None:

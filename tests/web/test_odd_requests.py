@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from synvirt.fleet.model import WaveRequest
+from synvirt.model.job import Progress
 from synvirt.model.kinds import LiveKind, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import SourceRequest
@@ -58,6 +59,16 @@ def test_an_event_that_cannot_be_read_ends_no_live_list(service: Service, client
 
 def test_one_host_alone_looks_for_no_figures_of_others(service: Service) -> None:
     assert service.intake.figures_elsewhere is None
+
+
+def test_a_job_of_a_lost_host_has_no_rate(service: Service) -> None:
+    service.store.hosts.begin("kvm2", ttl_s=600, document="{}")
+    progress = Progress(bytes_total=9, bytes_done=3, rate_bps=2.0, eta_s=3.0)
+    job = jobs.added(service, "elsewhere", (State.COPYING_FULL, 9), host="kvm2", progress=progress)
+    assert service.store.slots.take(job, {"a disk": 1}, host="kvm2")
+    assert service.intake._figures_elsewhere()[job] == (State.COPYING_FULL, progress)
+    service.store.hosts.fence("kvm2")
+    assert service.intake._figures_elsewhere()[job] == (State.COPYING_FULL, progress.stopped())
 
 
 def test_places_and_names_that_no_wave_has_are_refused(service: Service, client: httpx.Client) -> None:

@@ -38,6 +38,18 @@ class Listed:
     name: str | None = None
 
 
+def segment(text: str) -> str:
+    """A name as a segment of a path. BadRequest: it is empty."""
+    from urllib.parse import quote
+
+    from synvirt.errors import BadRequest
+
+    if not text:
+        raise BadRequest("a name or an id is needed, and this text is empty")
+    # Two dots would lead to another path.
+    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
+
+
 def full_id(client: Any, noun: str, beginning: str) -> str:
     """The full id of a thing at /`noun`s."""
     name = "name" if noun in _NAMED else None

@@ -11,6 +11,8 @@ from synvirt.errors import BadRequest, DiskWriteFailed, Internal, SynvirtError
 
 # What a disk says that takes nothing more, whichever file a command writes there.
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+# What it says of a path that a person named wrongly: too long, of a file where a folder must be, closed to this user.
+_WRONG_PATH = frozenset({errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.EACCES, errno.EPERM})
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -31,6 +33,10 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
         place = error.filename or ("the standard output" if drop_what_was_refused() else "a file of this command")
         what = f"{place} cannot be written: {error.strerror}"
         return failed(DiskWriteFailed(what, hint="free some space there, or name another folder"), as_json=as_json)
+    if isinstance(error, OSError) and error.errno in _WRONG_PATH and error.filename is not None:
+        return failed(BadRequest(f"{error.filename} cannot be used: {error.strerror}"), as_json=as_json)
+    if "not JSON compliant" in str(error):  # json's words, of nan and inf
+        return failed(BadRequest("a number is needed, and nan and inf are none that a service takes"), as_json=as_json)
     if "surrogates not allowed" in str(error):  # json's, httpx's and pydantic's own errors all end with Python's words
         # A file's name of other bytes. What works on files here takes it; nothing that is JSON can have it.
         what = "a file's name is not UTF-8, and the service takes no other"

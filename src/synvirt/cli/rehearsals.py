@@ -42,9 +42,8 @@ def rehearse(
     Example: synvirt rehearse 1f3a --check "systemctl is-active nginx" --port 443 --url http://web01.example/health
     """
     import json
-    import shlex
 
-    asked: list[dict[str, Any]] = [{"kind": "command", "argv": shlex.split(check)} for check in checks or ()]
+    asked: list[dict[str, Any]] = [{"kind": "command", "argv": _words(check)} for check in checks or ()]
     asked += [{"kind": "port", "port": port} for port in ports or ()]
     asked += [{"kind": "role", "role": role} for role in roles or ()]
     asked += [{"kind": "http", "url": url} for url in urls or ()]
@@ -64,6 +63,15 @@ def rehearse(
         print(f"Rehearsal {found['id']} waits for its clones. See it: synvirt rehearsals show {job_id} {found['id']}")
     if found["state"] in ("Failed", "Cancelled"):
         raise typer.Exit(FAILED)
+
+
+def _words(check: str) -> list[str]:
+    import shlex
+
+    try:
+        return shlex.split(check)
+    except ValueError as error:
+        raise typer.BadParameter(f"{check!r}: {error}", param_hint="--check") from error
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 from synvirt.cli.secret import secret
@@ -293,9 +293,9 @@ def inspect(
     with options.connect() as client:
         id_ = source_id(client, source)
         try:
-            answer = client.ask("GET", f"/sources/{id_}/vms/{_segment(vm)}")
+            answer = client.ask("GET", f"/sources/{id_}/vms/{segment(vm)}")
         except VmNotFound:
-            answer = client.ask("GET", f"/sources/{id_}/vms/{_segment(_vm_id(client, id_, source, vm))}")
+            answer = client.ask("GET", f"/sources/{id_}/vms/{segment(_vm_id(client, id_, source, vm))}")
     if options.json:
         print(answer)
         return
@@ -393,12 +393,6 @@ def _vm_table(items: list[dict[str, Any]]) -> None:
         for vm in items
     ]
     print_table(("ID", "NAME", "POWER", "CPUS", "MEMORY", "DISKS", "GUEST"), rows)
-
-
-def _segment(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, safe="")
 
 
 def _option_text(value: object) -> str:

@@ -5,6 +5,7 @@ Each takes the rehearsal under way and returns the changes that come with the mo
 """
 
 import asyncio
+import contextlib
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -287,13 +288,15 @@ def _keep(under_way: UnderWay, picture: bytes | None) -> bool:
     if picture is None:
         return False
     path = under_way.screen
+    partial = path.with_suffix(".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = path.with_suffix(".partial")
         partial.write_bytes(picture)
         partial.replace(path)
     except OSError as error:
         log.warning("a screen cannot be kept", cause=str(error))
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)  # it may fill the disk
         return False
     return True
 

@@ -363,7 +363,7 @@ def _origins(layers: list[_Layer]) -> dict[str, str]:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text_of(path, what="settings file "))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadRequest(f"settings file {path}: {error}") from error
 
 

@@ -150,6 +150,8 @@ def test_a_refused_login_is_counted(served: tuple[Service, httpx.Client]) -> Non
         ("POST", f"/backups/repositories/{ID}/key", Role.ADMIN),
         ("POST", f"/backups/points/{ID}/let-go", Role.ADMIN),
         ("POST", f"/migrations/{ID}/destroy", Role.ADMIN),
+        ("POST", f"/migrations/{ID}/fence", Role.ADMIN),
+        ("POST", f"/migrations/{ID}/take-over", Role.OPERATOR),
         ("POST", f"/waves/{ID}/remove", Role.ADMIN),
         ("POST", f"/waves/{ID}/roll-back", Role.OPERATOR),
         ("GET", f"/waves/{ID}", Role.VIEWER),

@@ -1,11 +1,10 @@
 """What this host stores for other SynVirts: synvirt backup offers, show-offer, release-point."""
 
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, print_page, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
 from synvirt.sizes import sized
@@ -36,7 +35,7 @@ def show_offer(options: Options, offer: Offer) -> None:
     import json
 
     with options.connect() as client:
-        answer = client.ask("GET", f"{PATH}/{quote(offer, safe='')}")
+        answer = client.ask("GET", f"{PATH}/{segment(offer)}")
     if options.json:
         print(answer)
         return
@@ -54,7 +53,7 @@ def release_point(
     Example: synvirt backup release-point office 0b7e6f0a-6a0e-4f2e-9d6f-1c1f5f0b2b9e
     """
     with options.connect() as client:
-        client.ask("DELETE", f"{PATH}/{quote(offer, safe='')}/protections/{quote(point, safe='')}")
+        client.ask("DELETE", f"{PATH}/{segment(offer)}/protections/{segment(point)}")
     if not options.json:
         print(f"Restore point {point} is not protected any more")
 

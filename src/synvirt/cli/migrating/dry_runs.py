@@ -73,7 +73,7 @@ def plan_in(path: Path) -> dict[str, Any]:
         if len(content) > _PLAN_BYTES_MAX:
             raise BadRequest(f"{path} has over {_PLAN_BYTES_MAX} bytes; a plan has some thousand")
         document = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"{path} is not JSON: {error}") from error
     plan = document.get("plan", document) if isinstance(document, dict) else None
     if not isinstance(plan, dict):
@@ -92,7 +92,7 @@ def patch_of(changes: Sequence[str]) -> dict[str, Any]:
             raise BadRequest(f"--set {change}: is not FIELD=VALUE", hint="--set target.name=web2, for example")
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = text
         inner = patch
         for name in names[:-1]:

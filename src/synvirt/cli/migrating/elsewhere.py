@@ -111,7 +111,7 @@ def _of_file(path: Path) -> dict[str, str]:
 
     try:
         content = tomllib.loads(text_of(path))
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         raise BadRequest(f"{path} is not a TOML file", hint='one line for each credential: password = "…"') from None
     if not all(isinstance(value, str) for value in content.values()):
         raise BadRequest(f"{path}: every credential is a text in quotes")

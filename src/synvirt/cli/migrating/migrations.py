@@ -319,7 +319,7 @@ def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
         waits = "" if state is None else f" ({state}: the job waits for it, or for a take-over; synvirt hosts list)"
         rows.append(("host", f"{job.host}{waits}"))
         if waits:  # it copies nothing: its newest figures are of the moment before
-            job = job.model_copy(update={"progress": job.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})})
+            job = job.model_copy(update={"progress": job.progress.stopped()})
     rows += [("attempt", str(job.attempt))] if job.attempt > 1 else []
     if job.last_error is not None:
         rows.append(

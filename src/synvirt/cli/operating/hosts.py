@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, at, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, at, print_page, print_table, segment
 from synvirt.cli.options import Options, confirm, with_options
 from synvirt.cli.program import shown
 from synvirt.sizes import sized
@@ -54,7 +54,7 @@ def fence(
     """
     confirm(options, f"Is {host} off, and are its guests?", sure=sure)
     with options.connect() as client:
-        answer = client.ask("POST", f"/hosts/{host}/fence")
+        answer = client.ask("POST", f"/hosts/{segment(host)}/fence")
     print(answer if options.json else f"{shown(host)} is fenced")
 
 

@@ -197,6 +197,8 @@ def _asked_or_read(options: Options, settings: "Settings", path: str, query: str
 
 def _end_of(path: Path) -> str:
     try:
+        if not path.is_file():  # nobody may ever write to a named pipe
+            return f"{path} is not a file\n"
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
             return file.read(LOG_BYTES_MAX).decode("utf-8", "replace")

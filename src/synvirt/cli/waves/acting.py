@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import id_of
+from synvirt.cli.listing import id_of, segment
 from synvirt.cli.options import Options, confirm, with_options
 from synvirt.cli.program import shown
 from synvirt.cli.waves.asking import WAVES, MemberName, WaveName
@@ -130,5 +130,5 @@ def _act(options: Options, wave: str, action: str, body: Any = None) -> None:
 
 def _of_member(options: Options, wave: str, member: str, action: str) -> None:
     with options.connect() as client:
-        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{member}/{action}")
+        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{segment(member)}/{action}")
     print(answer if options.json else shown(f"{member} is {json.loads(answer)['state']}"))

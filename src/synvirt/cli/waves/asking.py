@@ -32,5 +32,5 @@ def parsed(document: Path, content: bytes) -> Any:
 
     try:
         return json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"{document}: {error}", hint="it is JSON, as `synvirt waves export` prints it") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, at, id_of, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, at, id_of, print_page, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
 from synvirt.cli.waves.asking import WAVES, MemberName, WaveName, read
@@ -74,7 +74,7 @@ def member(options: Options, wave: WaveName, member: MemberName) -> None:
     Example: synvirt waves member november db01
     """
     with options.connect() as client:
-        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{member}")
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{segment(member)}")
     if options.json:
         print(answer)
     else:
