@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from synvirt.errors import SynvirtError
 from synvirt.jobs.exports import ACTIVITY, Exported
 
 
@@ -13,7 +12,7 @@ class FakeExports:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.failing: SynvirtError | None = None
+        self.failing: Exception | None = None
         self.served = 0
 
     def folder(self, name: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from synvirt.disks.checking import checksum
 from synvirt.disks.specs import BlankSpec, GzipSpec, ImageSpec, QemuSpec, RawSpec, ReaderSpec, XvaSpec
-from synvirt.errors import Conflict, DiskReadFailed, InvalidPlan
+from synvirt.errors import Conflict, DiskReadFailed, DiskWriteFailed, Internal, InvalidPlan
 from synvirt.hypervisor import Volume
 from synvirt.jobs.activity import Yielding
 from synvirt.jobs.exports import ACTIVITY
@@ -28,7 +28,7 @@ from tests.drawn import drawn
 from tests.fakes.exports import FakeExports
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
-from tests.house import House, live_plan, offline_plan, states
+from tests.house import Crash, House, live_plan, offline_plan, states
 from tests.patience import quick_tries
 from tests.running.processes import until
 
@@ -205,6 +205,79 @@ def test_exports_that_are_gone_are_made_again(house: House) -> None:
     assert running.ended().state is State.COMPLETED
 
 
+def test_an_error_of_an_unexpected_kind_ends_no_job_whose_guest_runs(house: House) -> None:
+    running = _Running(house, house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})))
+    until(lambda: _is_started(running))
+    exports = _exports(house)
+    exports.failing = OSError(24, "Too many open files")
+    until(lambda: running.job.instant is not None and running.job.instant.state == "waiting")
+    exports.failing = None
+    assert running.ended().state is State.COMPLETED
+
+
+def test_a_source_that_is_away_when_the_service_starts_again_ends_no_job_whose_guest_runs(house: House) -> None:
+    """A file system that is mounted late, after a restart of the host: the guest's overlay has all that it wrote."""
+    job_id = house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})).id
+
+    def killed_in_the_middle() -> None:
+        if any(guest.running for guest in house.hypervisor.domains.values()) and house.store.watermarks(job_id, 1):
+            raise Crash
+
+    house.store.on_commit = killed_in_the_middle
+    with pytest.raises(Crash):
+        house.run(job_id)
+    house.store.close()
+    (uuid,) = house.hypervisor.domains
+    house.hypervisor.guest_writes(uuid, 0, 5000, b"written meanwhile")
+    again = House(house.folder, hypervisor=house.hypervisor, workers=in_process)
+    place = house.imports / "appliance" / "disk-0.raw"
+    place.rename(house.folder / "elsewhere")
+    running = _Running(again, again.store.get(job_id))
+    until(lambda: running.job.last_error is not None)
+    assert running.job.state is State.COPYING_FULL
+    assert not place.exists()
+    assert house.hypervisor.domains[uuid].running
+    (house.folder / "elsewhere").rename(place)
+    last = running.ended()
+    assert (last.state, last.last_error) == (State.COMPLETED, None)
+    assert again.volume(last).read_bytes() == disk_content()[:5000] + b"written meanwhile" + disk_content()[5017:]
+    again.close()
+
+
+def test_a_volume_that_is_away_before_the_move_ends_no_job_whose_guest_runs(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = house.intake.submit(_plan(house))
+    device, failures = house.destination.device, iter(range(3))
+
+    def away(name: str) -> str:
+        if house.store.get(job.id).state is State.STARTING and next(failures, None) is not None:
+            raise DiskWriteFailed("the pool is suspended")
+        return device(name)
+
+    monkeypatch.setattr(house.destination, "device", away)
+    last = _Running(house, job).ended()
+    assert (last.state, last.last_error) == (State.COMPLETED, None)
+    assert next(failures, None) is None
+
+
+def test_an_export_that_does_not_end_at_once_ends_no_guest(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source hangs, and it cannot be killed: the guest runs from its volumes by then."""
+    end, failures = _exports(house).end, iter(range(3))
+
+    def hangs(name: str) -> None:
+        if next(failures, None) is not None:
+            raise Internal("the process 1 that serves the guest's disks does not end")
+        end(name)
+
+    monkeypatch.setattr(_exports(house), "end", hangs)
+    job = _Running(house, house.intake.submit(_plan(house))).ended()
+    assert job.state is State.COMPLETED
+    (guest,) = house.hypervisor.domains.values()
+    assert guest.running
+    assert not (house.folder / "instant" / str(job.id)).exists()
+
+
 def test_before_its_guest_was_started_a_job_fails_as_any_other(house: House) -> None:
     _exports(house).failing = DiskReadFailed("no such disk")
     job = house.run(house.intake.submit(_plan(house)).id)
@@ -214,8 +287,9 @@ def test_before_its_guest_was_started_a_job_fails_as_any_other(house: House) -> 
     assert house.leftovers() == []
 
 
-def test_a_guest_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", workers=in_process, hypervisor=FakeHypervisor(fail="define"))
+@pytest.mark.parametrize("fail", ["define", "start"])
+def test_a_guest_that_cannot_be_started_leaves_nothing(tmp_path: Path, fail: str) -> None:
+    house = House(tmp_path / "house", workers=in_process, hypervisor=FakeHypervisor(fail=fail))
     job = house.run(house.intake.submit(_plan(house)).id)
     assert job.state is State.FAILED
     assert house.leftovers() == []

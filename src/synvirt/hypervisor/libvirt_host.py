@@ -226,6 +226,7 @@ class LibvirtHost:
                 _patiently(domain.create)
             except load().libvirtError:
                 if not domain.isActive():  # else another thread has started it
+                    self._forget_console(uuid)  # QEMU has made it, and the guest has never run
                     raise
 
     def lived(self, uuid: UUID) -> Lived | None:

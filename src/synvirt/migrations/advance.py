@@ -55,7 +55,7 @@ async def _advance(rooms: Rooms, migration: Migration, state: State, stop: Stop)
         try:
             stop.check()
             await job.take_turn()
-            facts = await within_budget(job, STEPS[state])
+            facts = await instant.until_it_goes_well(job, lambda: within_budget(job, STEPS[state]))
             return await _move(job, next_state(state, facts))
         except PersistFailed:
             raise

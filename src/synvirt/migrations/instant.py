@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -29,7 +29,16 @@ from synvirt.disks.specs import (
     ReaderSpec,
     XvaSpec,
 )
-from synvirt.errors import Cancelled, DiskWriteFailed, GuestBootFailed, Internal, InvalidPlan, PersistFailed, SynvirtError
+from synvirt.errors import (
+    Cancelled,
+    DiskWriteFailed,
+    GuestBootFailed,
+    Internal,
+    InvalidPlan,
+    PersistFailed,
+    SynvirtError,
+    from_code,
+)
 from synvirt.hypervisor import Paused, Volume
 from synvirt.jobs.exports import ACTIVITY, Exports
 from synvirt.jobs.instant import (
@@ -54,6 +63,8 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 # Specs of servers that this service itself asks for ranges.
 _RANGES = ("http://", "https://", "s3://")
@@ -141,7 +152,7 @@ async def copy_under_the_guest(job: Job, disks: Sequence[PassDisk], check: Calla
             await run_pass(job, Pass(number=1, kind="full"), disks, fresh=True, yields_to=yields_to)
             await check()
 
-        await _until_it_goes_well(job, attempt)
+        await until_it_goes_well(job, attempt)
 
     await _while_guest_is_kept(job, readers, [copied(), _landed(job, volumes)])
 
@@ -174,34 +185,57 @@ async def _landed(job: Job, volumes: list[Volume]) -> None:
         await land(job, volumes, starts)
     except GuestBootFailed as error:
         log.warning("the guest was not seen to boot; it is copied all the same", job=str(job.id), cause=error.detail)
+    except SynvirtError:
+        await _note_whether_it_ran(job)
+        raise
 
 
-async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) -> None:
-    """Tries again until `attempt` succeeds. Before the guest has started, a failure is raised."""
+async def _note_whether_it_ran(job: Job) -> None:
+    """A guest that could not be started has written nothing: its job fails as any other."""
+    domain = job.migration.domain
+    lived = None if domain is None else await job.in_thread(job.rooms.hypervisor.lived, UUID(domain.uuid))
+    if lived is None or lived.trace is None:
+        await _be(job, "preparing", started_at=None)
+
+
+async def until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of `attempt`. While a guest's overlays have what it wrote, and nothing else has, no failure ends its job: it
+    is shown, and `attempt` is called again, until an operator cancels. Before the guest's start, and once it is on its volumes,
+    a failure is raised."""
     tries = 0
     while True:
         try:
-            await attempt()
+            result = await attempt()
         except (Cancelled, PersistFailed):
             raise
-        except SynvirtError as error:
-            if not is_started(job.migration.instant):
+        except Exception as error:
+            if not _would_lose_writes(job.migration):
                 raise
             pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
             tries += 1
-            log.warning("the guest runs on; it is tried again", job=str(job.id), cause=error.detail, again_s=pause_s)
             # A missing file may come back as another one. So it is checked again, not remembered.
-            await job.show(
-                type(error)(
-                    f"{error.detail.rstrip('.')}. The guest runs on, and it is tried again",
-                    hint=error.hint or "cancel the job to give up: what the guest wrote is lost then",
-                )
-            )
+            await job.show(_shown_meanwhile(job, error, pause_s))
             await job.stop.sleep(pause_s)
         else:
             if tries:
                 await job.show_no_more()
-            return
+            return result
+
+
+def _would_lose_writes(job: Migration) -> bool:
+    return job.instant is not None and is_started(job.instant) and job.instant.state != "done"
+
+
+def _shown_meanwhile(job: Job, error: Exception, pause_s: float) -> SynvirtError:
+    if not isinstance(error, SynvirtError):
+        log.exception("something unexpected went wrong", job=str(job.id))
+        error = Internal(f"{type(error).__name__} in {job.migration.state}", hint="the service's log has the cause")
+    log.warning("the guest runs on; it is tried again", job=str(job.id), cause=error.detail, again_s=pause_s)
+    return from_code(
+        error.code,
+        f"{error.detail.rstrip('.')}. The guest runs on, and it is tried again",
+        error.hint or "cancel the job to give up: what the guest wrote is lost then",
+    )
 
 
 async def _while_guest_is_kept(job: Job, readers: Sequence[ReaderSpec], work: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -238,10 +272,10 @@ async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
             domain = job.migration.domain
             uuid = None if domain is None else UUID(domain.uuid)
             paused = await job.in_thread(keep_going, _exports(job), job.rooms.hypervisor, name, readers, uuid)
-        except PersistFailed:
+        except (Cancelled, PersistFailed):
             raise
-        except SynvirtError as error:
-            log.warning("the guest's disks are not served now", job=name, cause=error.detail)
+        except Exception as error:  # of any kind: as long as the guest runs, this must not end
+            log.warning("the guest's disks are not served now", job=name, cause=str(error))
             paused = "disk error"
         await _show_room(job, paused)
         if (instant := job.migration.instant) is not None and instant.state in ("running", "waiting"):
@@ -278,13 +312,13 @@ async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: 
             await define_on(job, volumes)
 
         if readers is None:
-            await _until_it_goes_well(job, moved)
+            await until_it_goes_well(job, moved)
         else:
-            await _while_guest_is_kept(job, readers, [_until_it_goes_well(job, moved)])
+            await _while_guest_is_kept(job, readers, [until_it_goes_well(job, moved)])
         await _show_room(job, None)
-        await _be(job, "done")
-    job.stop.check()  # the last moment at which a cancel is possible
-    await sweep_export(job, str(job.id))
+        job.stop.check()  # the last moment at which a cancel is possible
+    await until_it_goes_well(job, partial(sweep_export, job, str(job.id)))
+    await _be(job, "done")
     await job.strike("export", str(job.id))
 
 
