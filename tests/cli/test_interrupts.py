@@ -110,6 +110,28 @@ def test_a_module_is_loaded_whole_before_ctrl_c_is_heard(tmp_path: Path) -> None
     assert (done.returncode, done.stdout, done.stderr) == (0, "whole\ninterrupted\n", "")
 
 
+# A module that frees an object when it is asked for WHOLE, and Ctrl-C comes in the finalizer.
+FREEING = """
+import os, signal
+
+class Freed:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+def __getattr__(name):
+    Freed()
+    return "whole"
+"""
+
+
+def test_ctrl_c_in_a_finalizer_is_not_lost(tmp_path: Path) -> None:
+    """Python drops what is raised there."""
+    (tmp_path / "half.py").write_text(FREEING)
+    argv = [sys.executable, "-c", textwrap.dedent(LOADING), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\ninterrupted\n", "")
+
+
 def test_who_had_it_ignored_is_not_ended_by_it(tmp_path: Path) -> None:
     """As nohup does."""
     code = LOADING.replace("signal.default_int_handler", "signal.SIG_IGN").replace("240", "0")

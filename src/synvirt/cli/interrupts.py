@@ -11,13 +11,15 @@ If a signal was set otherwise before (nohup ignores SIGHUP), that stays.
 """
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# How soon a signal that came during an import is handled.
+# How soon a signal is handled that came during an import, or as Python freed an object.
 AGAIN_S = 0.02
 # The signals that came, the last one last.
 _came: list[int] = []
@@ -35,11 +37,14 @@ def raised() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGALRM, _interrupt)
+    before = sys.unraisablehook
+    sys.unraisablehook = _raised_again(before)
     try:
         yield
     finally:
         end_at_once()
         signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = before
 
 
 def exit_code() -> int | None:
@@ -63,6 +68,19 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _raised_again(before: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A hook for errors that Python drops: those of finalizers, and of callbacks as an object is freed. Such code runs between
+    any two lines, so KeyboardInterrupt may be among them, and the signal would be lost."""
+
+    def dropped(what: Any) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        else:
+            before(what)
+
+    return dropped
 
 
 def _set(handler: object, *present: object) -> bool:
