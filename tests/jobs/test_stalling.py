@@ -2,21 +2,24 @@
 
 import pytest
 
-from synvirt.jobs.stalling import Stall
+from synvirt.jobs.stalling import LEAST_BPS, Stall
 from synvirt.jobs.wire import Flushed, Moved, Result, Watched
 
 AFTER_S = 10.0
+# What a window must bring. The figures below are numbers of these.
+ENOUGH = int(LEAST_BPS * AFTER_S)
 Message = Moved | Flushed | Result
 ASKS = Result(name="wanted_rate", content={}, waits=True)
 TELLS = Result(name="stored", content={})
 
 
-def moved(done: int, total: int = 100) -> Moved:
-    return Moved(key="a", bytes_total=total, bytes_done=done, bytes_zero=0)
+def moved(done: float, total: float = 100) -> Moved:
+    return Moved(key="a", bytes_total=int(total * ENOUGH), bytes_done=int(done * ENOUGH), bytes_zero=0)
 
 
 def flushed(offset: int, *, finished: bool = False) -> Flushed:
-    return Flushed(key="a", offset_bytes=offset, bytes_total=100, bytes_done=offset, bytes_zero=0, finished=finished)
+    done = offset * ENOUGH
+    return Flushed(key="a", offset_bytes=done, bytes_total=100 * ENOUGH, bytes_done=done, bytes_zero=0, finished=finished)
 
 
 class Watch:
@@ -45,6 +48,30 @@ def test_one_that_says_the_same_again_and_again_brings_nothing(watched: Watched)
 def test_one_that_never_says_a_word_is_stalled_too(watched: Watched) -> None:
     watch = Watch(watched)
     assert not watch.after(9)
+    assert watch.after(2)
+
+
+@pytest.mark.parametrize("watched", [Watched.ALWAYS, Watched.WHILE_READING])
+def test_one_that_brings_a_byte_now_and_then_is_stalled(watched: Watched) -> None:
+    """Each byte ends a wait for silence: a copy of a source that trickles would never end."""
+    watch = Watch(watched)
+    assert not watch.after(1, moved(1))
+    assert watch.after(1, *(moved(1 + count / ENOUGH) for count in range(1, 12)))
+
+
+def test_one_that_is_just_fast_enough_is_not() -> None:
+    watch = Watch(Watched.WHILE_READING)
+    assert not any(watch.after(AFTER_S / 4, moved(count / 4)) for count in range(400))
+
+
+def test_one_that_trickles_is_stalled_though_it_waits_for_each_piece_of_a_shared_rate() -> None:
+    """The waits do not count, and what lies between them does."""
+    watch = Watch(Watched.WHILE_READING)
+    for count in range(2):
+        assert not watch.after(2.4, moved(1 + count / ENOUGH), ASKS)
+        assert not watch.after(1000)
+        watch.stall.answered()
+    assert not watch.after(2)
     assert watch.after(2)
 
 

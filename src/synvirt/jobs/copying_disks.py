@@ -41,7 +41,7 @@ from synvirt.disks.specs import (
 )
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.jobs.activity import Yielding
-from synvirt.jobs.orders import WANTED_RATE, CopyOrder, DiskOrder, GivenRate
+from synvirt.jobs.orders import FOLDED, WANTED_RATE, CopyOrder, DiskOrder, GivenRate
 from synvirt.jobs.wire import Flushed, Moved, Result, Wire
 from synvirt.repository.specs import PointSpec
 
@@ -156,6 +156,19 @@ class Progress:
         )
 
 
+class Folding:
+    """Tells the service that a fold goes on: it may take hours, and is no progress of a pass."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire, self._told_at, self._done = wire, 0.0, 0
+
+    def moved(self, copied: Copied) -> None:
+        """Sends a message where bytes were moved, at most once in PROGRESS_EVERY_S."""
+        if copied.bytes_done > self._done and time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
+            self._told_at, self._done = time.monotonic(), copied.bytes_done
+            self._wire.say(Result(name=FOLDED, content={}))
+
+
 def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, shared: Callable[[int], None] | None) -> None:
     progress = Progress(disk.key, wire)
     if isinstance(disk.writer, Qcow2WriterSpec):
@@ -163,7 +176,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         return
     with (
         exclusively(disk.writer),
-        _opened(disk, openers, wire.stop) as (reader, writer),
+        _opened(disk, openers, wire) as (reader, writer),
         Checksums(disk.checksums, stop=wire.stop) as checksums,
         _hashed(disk, writer.size) as hashes,
     ):
@@ -311,13 +324,13 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
 
 
 @contextlib.contextmanager
-def _opened(disk: DiskOrder, openers: Openers, stop: Callable[[], bool]) -> Iterator[tuple[DiskReader, DiskWriter]]:
+def _opened(disk: DiskOrder, openers: Openers, wire: Wire) -> Iterator[tuple[DiskReader, DiskWriter]]:
     with contextlib.ExitStack() as stack:
         if isinstance(disk.writer, AsideWriterSpec) and disk.writer.folds:
             from synvirt.disks.raw.aside import fold
 
             # No limit of the pass holds for it: it reads nothing of the source, and nothing over a network.
-            fold(disk.writer, stop=stop)
+            fold(disk.writer, stop=wire.stop, on_progress=Folding(wire).moved)
         reader = openers.reader(disk.reader)
         stack.callback(reader.close)
         assert not isinstance(disk.writer, Qcow2WriterSpec)

@@ -10,6 +10,8 @@ from synvirt.records import record
 from synvirt.repository.specs import PointSpec
 
 WANTED_RATE = "wanted_rate"
+# A `result` without content: what lies beside a volume is being folded into it, which belongs to no pass.
+FOLDED = "folded"
 DIFFERING, LEFT = "differing", "left"
 
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from synvirt.blocks import Extent, ExtentCursor, coalesced
-from synvirt.copying import copy
+from synvirt.copying import Copied, copy
 from synvirt.disks.raw.files import CALLS_AT_ONCE, HINTS, RawReader, open_file_writer, punch_hole
 from synvirt.disks.specs import AsideSpec, AsideWriterSpec
 from synvirt.errors import DiskReadFailed, DiskWriteFailed
@@ -216,9 +216,14 @@ class AsideWriter:
         self._side.close()
 
 
-def fold(spec: AsideWriterSpec, *, stop: Callable[[], bool] = lambda: False) -> None:
+def fold(
+    spec: AsideWriterSpec,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Copied], None] = lambda copied: None,
+) -> None:
     """Copies what is in the side file into the volume, and forgets it there; durable on return. Cancelled, once `stop()` is
-    True; then, and after a crash, it is called again."""
+    True; then, and after a crash, it is called again. `on_progress`: see `copy`."""
     with ExitStack() as opened:
         read = AsideSpec(path=spec.path, aside=spec.aside, marks=spec.marks, size_bytes=spec.size_bytes)
         reader = AsideReader(read, only_aside=True)
@@ -227,7 +232,7 @@ def fold(spec: AsideWriterSpec, *, stop: Callable[[], bool] = lambda: False) -> 
             return
         writer = open_file_writer(spec.path, spec.size_bytes)
         opened.callback(writer.close)
-        copy(reader, writer, fresh=False, stop=stop)
+        copy(reader, writer, fresh=False, stop=stop, on_progress=on_progress)
         reader.marks.forget()
         side = open_file_writer(spec.aside, spec.size_bytes)
         opened.callback(side.close)
