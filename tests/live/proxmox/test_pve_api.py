@@ -16,6 +16,7 @@ from synvirt.errors import AuthFailed, BadRequest, CbtUnsupported, Internal, Sou
 from synvirt.live import GuestStaysOn, SourceAccess
 from synvirt.live.holding import Hold
 from synvirt.live.proxmox import api as pve_api_module
+from synvirt.live.proxmox import farewell
 from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.proxmox.cluster import Cluster as PveCluster
 from synvirt.live.proxmox.farewell import Notes
@@ -405,6 +406,89 @@ def test_a_guest_that_is_held_is_powered_off_by_no_manager(server: PveServer, ha
     (given,) = [given for _, path, given in server.asked if path.endswith("/status/shutdown")]
     assert given["timeout"] == str(asked_s)
     assert server.cluster.machines.is_running(100)
+
+
+class Monitored(Stubborn):
+    """Its guests are stopped by QEMU's monitor, and go on by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused: set[int] = set()
+
+    def status(self, vmid: int) -> str:
+        return "paused" if vmid in self.paused else super().status(vmid)
+
+    def __enter__(self) -> "Monitored":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, command: str, _: object = None) -> dict[str, str]:
+        match command:
+            case "stop":
+                self.paused.add(100)
+            case "cont":
+                self.paused.discard(100)
+        return {"status": self.status(100)}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def stopped(server: PveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitored, SourceAccess]:
+    """A guest that a service has stopped, and that was killed before it powered the guest off."""
+    machines = Monitored()
+    server.cluster.machines = machines
+    machines.start(100)
+    monkeypatch.setattr(Reading, "qmp", lambda _: machines)
+    monkeypatch.setattr(Reading, "_kept_alive", lambda _: nullcontext(True))
+    given = replace(access(server, {**TOKEN, "ssh_password": "s3cret"}, backup_access=False), folder=tmp_path / "adapter")
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(farewell, "changes", killed)
+        with pytest.raises(Killed):
+            ask(given, lambda adapter: adapter.shutdown("100"))
+    assert machines.paused == {100}
+    monkeypatch.setattr(farewell, "changes", lambda *_: {"synvirt-a-1.scsi0": [(0, 512)]})
+    return machines, given
+
+
+def test_a_guest_that_a_killed_service_had_stopped_is_powered_off(
+    server: PveServer, stopped: tuple[Monitored, SourceAccess]
+) -> None:
+    """It is paused, but by nobody who wants its memory; and it hears no request to shut down."""
+    machines, given = stopped
+    asked = len([path for _, path, _ in server.asked if path.endswith("/status/shutdown")])
+    assert ask(given, lambda adapter: adapter.inspect("100")).power_state == "on"
+    ask(given, lambda adapter: adapter.shutdown("100"))
+    assert not machines.is_running(100)
+    assert len([path for _, path, _ in server.asked if path.endswith("/status/shutdown")]) == asked
+    assert Notes(given.folder / "proxmox").stopped("100") is None
+
+
+def test_a_guest_that_a_killed_service_had_stopped_runs_on_where_its_job_is_cancelled(
+    stopped: tuple[Monitored, SourceAccess],
+) -> None:
+    machines, given = stopped
+    ask(given, lambda adapter: adapter.power_on("100"))
+    assert (machines.is_running(100), machines.paused) == (True, set())
+    machines.paused.add(100)  # now by somebody
+    assert ask(given, lambda adapter: adapter.inspect("100")).power_state == "suspended"
+
+
+def test_a_guest_that_was_started_since_and_is_paused_was_paused_by_somebody(
+    server: PveServer, stopped: tuple[Monitored, SourceAccess]
+) -> None:
+    machines, given = stopped
+    server.cluster.note("qmstart", server.cluster.vms[100])
+    assert ask(given, lambda adapter: adapter.inspect("100")).power_state == "suspended"
+    assert machines.is_running(100)
 
 
 def test_a_node_that_was_left_is_logged_in_to_by_nobody(tmp_path: Path) -> None:

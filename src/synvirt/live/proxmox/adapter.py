@@ -137,12 +137,22 @@ class PveApi:
     def _seen(self, vm_id: str) -> Seen:
         """With the way to its disks while it runs, which only its QEMU knows."""
         seen = self._cluster.seen(vm_id, None if self._login.has_ssh else NO_SSH)
+        if self._is_being_shut_down(seen):
+            seen = replace(seen, status={**seen.status, "qmpstatus": "running"})
         if not self._login.has_ssh or seen.power_state != "on":
             return seen
         try:
             return replace(seen, way=self._reading(vm_id).way())
         except SynvirtError:
             return seen
+
+    def _is_being_shut_down(self, seen: Seen) -> bool:
+        """Whether `shutdown` has stopped the guest, and a service was killed before it was off. It counts as on: nobody has
+        paused it, and `shutdown` goes on with it."""
+        stopped = self._notes.stopped(seen.vm_id)
+        if stopped is None or seen.status.get("status") != "running" or seen.power_state != "suspended":
+            return False
+        return stopped.last_start == self._cluster.last_start(dict(seen.row))
 
     async def guest_facts(self, vm_id: str) -> dict[str, str]:
         return await self._asked(lambda: guest_facts(self._cluster.agent_of(vm_id)), vm_id)

@@ -14,7 +14,7 @@ import socket
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -95,6 +95,13 @@ def _is_mark(bitmap: str) -> bool:
 # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Stopped(NamedTuple):
+    """A guest that `shut_down` has stopped: its last start, and the task that asked it to shut down."""
+
+    last_start: str
+    asked: str | None
+
+
 class Notes:
     """One file per VM in `folder`, which may not exist yet."""
 
@@ -103,12 +110,7 @@ class Notes:
 
     def put(self, vm_id: str, last_start: str, areas: Areas) -> None:
         """Durable on return; a reader meanwhile gets the older file."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
-            json.dump({"last_start": last_start, "areas": areas}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(self._path(vm_id))
+        self._put(self._path(vm_id), {"last_start": last_start, "areas": areas})
 
     def since(self, vm_id: str, last_start: str, export: str) -> tuple[tuple[int, int], ...] | None:
         """The changes since that snapshot, if they are known, and the VM was not started since."""
@@ -148,5 +150,34 @@ class Notes:
         """Removes the note of the snapshot's node."""
         (self._folder / f"{snapshot}.node").unlink(missing_ok=True)
 
+    def stop(self, vm_id: str, last_start: str, asked: str | None) -> None:
+        """Notes that `shut_down` is about to stop a guest that it powers off after that. `asked`: the task that asked the guest
+        to shut down before. Durable on return: a service that is killed in between would leave a guest that seems to have been
+        paused by somebody, whose memory must not be lost."""
+        self._put(self._stopped(vm_id), {"last_start": last_start, "asked": asked})
+
+    def stopped(self, vm_id: str) -> Stopped | None:
+        """The note of `stop`, as long as the guest is neither off nor runs on."""
+        try:
+            found = json.loads(self._stopped(vm_id).read_text())
+            return Stopped(str(found["last_start"]), None if found["asked"] is None else str(found["asked"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def forget_stop(self, vm_id: str) -> None:
+        """Call it once the guest is off, or runs on."""
+        self._stopped(vm_id).unlink(missing_ok=True)
+
+    def _put(self, path: Path, content: Mapping[str, Any]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(path)
+
     def _path(self, vm_id: str) -> Path:
         return self._folder / f"changes-{vm_id}.json"
+
+    def _stopped(self, vm_id: str) -> Path:
+        return self._folder / f"stopped-{vm_id}.json"

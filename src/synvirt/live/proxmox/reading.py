@@ -325,16 +325,23 @@ class Reading:
         """Off on return, and what changed until then is noted."""
         status = self._cluster.status(self._row)
         if status.get("status") == "stopped":
+            self._notes.forget_stop(self.vm_id)
             return
         # The cluster's manager itself powers its VMs off after the time that it is given.
         asked_s = HELD_S if manner == "hold" and ha_state(status) else timeout_s + SETTLE_S
         # From before: a start during this invalidates the notes.
         last_start = self._cluster.last_start(self._row)
+        stopped = self._stopped_before(status, last_start)
         with self._kept_alive() as watched:
-            upid = None if manner == "force" else self._cluster.ask_off(self._row, asked_s)
-            polite = upid is not None and self._gone_off(upid, timeout_s, watched=watched)
-            if not polite and manner == "hold":
-                raise stays_on(self.what, timeout_s)
+            if stopped is not None:
+                upid, polite = stopped.asked, False
+            else:
+                upid = None if manner == "force" else self._cluster.ask_off(self._row, asked_s)
+                polite = upid is not None and self._gone_off(upid, timeout_s, watched=watched)
+                if not polite and manner == "hold":
+                    raise stays_on(self.what, timeout_s)
+            if not polite and watched:
+                self._notes.stop(self.vm_id, last_start, upid)
             areas = self._farewell(polite=polite) if watched else {}
         with self._or_resumed():
             if not polite:
@@ -346,12 +353,25 @@ class Reading:
                 raise Internal(f"{self.what} does not shut down{f': {failed.detail}' if failed else ''}")
         if areas:
             self._notes.put(self.vm_id, last_start, areas)
+        self._notes.forget_stop(self.vm_id)
+
+    def _stopped_before(self, status: Mapping[str, Any], last_start: str) -> farewell.Stopped | None:
+        """The note of an earlier shutdown that had stopped the guest, and did not end. A guest that runs on, or was started
+        since, is asked like any other."""
+        stopped = self._notes.stopped(self.vm_id)
+        if stopped is None:
+            return None
+        if status.get("qmpstatus") == "paused" and stopped.last_start == last_start:
+            return stopped
+        self._notes.forget_stop(self.vm_id)
+        return None
 
     def resume(self) -> None:
         """Lets a guest run on that `shut_down` stopped, and that was not powered off then. Does nothing, where it runs."""
         with contextlib.suppress(NoQemu), self.qmp() as qmp:
             if qmp.ask("query-status").get("status") == "paused":
                 qmp.ask("cont")
+        self._notes.forget_stop(self.vm_id)
 
     @contextlib.contextmanager
     def _or_resumed(self) -> Iterator[None]:
