@@ -76,7 +76,7 @@ class Prisms:
         if self.portal is not None:
             chosen["data_services"] = self.portal
         credentials = {"user": USER, "password": password}
-        return SourceAccess(self.url(which[0]), credentials, {**chosen, **options}, folder or Path("/nonexistent"))
+        return SourceAccess(self.url(which[0]), credentials, {**chosen, **options}, folder or self.state.folder / "adapter")
 
     def fault(self, pattern: str, kind: str, times: int = 1) -> None:
         self.faults.append(Fault(re.compile(pattern), kind, times))

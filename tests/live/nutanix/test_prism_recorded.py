@@ -10,6 +10,7 @@ from synvirt.live import SourceAccess, VmRow
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.machines import manifest, of_element
+from synvirt.live.nutanix.making import Making
 from synvirt.live.nutanix.prism import Prism, Where, words_of
 from synvirt.live.nutanix.volumes import Volumes
 from synvirt.live.nutanix.ways import Way
@@ -60,7 +61,7 @@ def test_a_real_prism_centrals_vm_is_read(tmp_path: Path) -> None:
         # Its cluster has a data services address, by which recovery points would be read.
         central = Central(Prism(Where(endpoint, Trust(False, fingerprint))), lambda _: pytest.fail("nobody asks it"))
         form = PrismApi(access)._options
-        assert Volumes(central, form).portal(CLUSTER_ID) == "192.168.1.149:3260"
+        assert Volumes(central, form, Making(Path("/nonexistent"))).portal(CLUSTER_ID) == "192.168.1.149:3260"
         central.prism.close()
     assert (row.name, row.power_state, row.cpu_count, row.memory_bytes) == ("PC-NameOption-1", "on", 4, 19327352832)
     assert (found.firmware, found.secure_boot, found.tpm, found.uuid) == ("bios", False, False, VM_ID)

@@ -21,6 +21,7 @@ from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.form import FORM, Login, Options
 from synvirt.live.nutanix.guest_facts import guest_facts
 from synvirt.live.nutanix.machines import FoundVm, manifest, row
+from synvirt.live.nutanix.making import Making
 from synvirt.live.nutanix.prism import Absent, Prism, Where, dig, text
 from synvirt.live.nutanix.ways import ORDER, Way, WayName, chosen
 from synvirt.model.kinds import LiveKind
@@ -223,7 +224,7 @@ class PrismApi:
     def _volumes(self) -> volumes.Volumes:
         if self._central is None:
             raise SnapshotFailed("its recovery point is on a Prism Central that is not the source's endpoint any more")
-        return volumes.Volumes(self._central, self._options)
+        return volumes.Volumes(self._central, self._options, Making(self._folder))
 
     def _images(self) -> images.Images:
         maker = self._central or self._element

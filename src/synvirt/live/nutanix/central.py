@@ -163,14 +163,26 @@ class Central:
         return found
 
     def do(
-        self, method: str, namespace: str, rest: str, what: str, *, json: Any = None, etag: str = "", request_id: str = ""
+        self,
+        method: str,
+        namespace: str,
+        rest: str,
+        what: str,
+        *,
+        json: Any = None,
+        etag: str = "",
+        request_id: str = "",
+        begun: Callable[[str], None] = lambda _: None,
     ) -> dict[str, Any]:
         """A request that makes or changes something; waits until its task has ended, and gives the task. `request_id`: two
-        requests with the same id count as one."""
+        requests with the same id count as one. `begun`: gets the task's id before the wait."""
         headers = {"NTNX-Request-Id": request_id or str(uuid4()), **({"If-Match": etag} if etag else {})}
         answer = self.prism.ask(method, self.path(namespace, rest), json=json, headers=headers, what=what)
         task_id = text(answer.json() if answer.body else {}, "data", "extId")
-        return self.ended(task_id, what) if task_id else {}
+        if not task_id:
+            return {}
+        begun(task_id)
+        return self.ended(task_id, what)
 
     def ended(self, task_id: str, what: str) -> dict[str, Any]:
         """The ended task. SnapshotFailed, where it failed, as all our requests are part of a snapshot."""
@@ -186,6 +198,14 @@ class Central:
                     messages = "; ".join(text(one, "message") for one in listed(task.get("errorMessages"))[:3])
                     raise SnapshotFailed(f"{self.host} cannot {what}: {messages or text(task, 'legacyErrorMessage')}"[:500])
         raise SnapshotFailed(f"{self.host} does not finish a task within {TASK_TIMEOUT_S:.0f} s: {what}")
+
+    def is_over(self, task_id: str) -> bool:
+        """Whether a task has ended, in any way. Prism forgets old ones."""
+        try:
+            task, _etag = self.get("prism", f"config/tasks/{quoted(task_id)}", "look at a task")
+        except Absent:
+            return True
+        return text(task, "status") in ("SUCCEEDED", "FAILED", "CANCELED")
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,8 +267,9 @@ class Central:
         found = self.all("dataprotection", "config/recovery-points", "list recovery points", filter=f"name eq '{name}'")
         return [one for one in found if one.get("name") == name]
 
-    def take(self, vm_id: str, name: str, expires: str, *, quiesce: bool) -> None:
-        """Makes a recovery point. `expires`: an RFC 3339 time at which Prism removes it by itself. SnapshotFailed."""
+    def take(self, vm_id: str, name: str, expires: str, *, quiesce: bool, begun: Callable[[str], None]) -> None:
+        """Makes a recovery point. `expires`: an RFC 3339 time at which Prism removes it by itself. `begun`: see `do`.
+        SnapshotFailed."""
         wanted = {
             "$objectType": "dataprotection.v4.config.RecoveryPoint",
             "name": name,
@@ -257,7 +278,8 @@ class Central:
             "vmRecoveryPoints": [{"$objectType": "dataprotection.v4.config.VmRecoveryPoint", "vmExtId": vm_id}],
         }
         try:
-            self.do("POST", "dataprotection", "config/recovery-points", f"make a recovery point of {vm_id}", json=wanted)
+            what = f"make a recovery point of {vm_id}"
+            self.do("POST", "dataprotection", "config/recovery-points", what, json=wanted, begun=begun)
         except Absent as error:
             raise VmNotFound(f"{self.host} has no VM {vm_id[:60]} to make a recovery point of") from error
         except Refused as error:

@@ -7,6 +7,7 @@ The volume group is removed when the pass is read; the recovery point stays unti
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -15,13 +16,17 @@ from synvirt.disks.specs import IscsiSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, SnapshotFailed, SourceUnreachable
 from synvirt.live import SnapshotRef
 from synvirt.live.nutanix.central import Central, DiskPoint
+from synvirt.live.nutanix.element import pauses
 from synvirt.live.nutanix.form import Options
 from synvirt.live.nutanix.machines import FoundVm
+from synvirt.live.nutanix.making import Making
 from synvirt.live.nutanix.prism import Absent, Refused, dig, listed, number, quoted, text
 from synvirt.live.nutanix.regions import laid_over
 from synvirt.model.machine import Disk
 
 PREFIX: Final = "recovery-point:"
+# How long a cleanup waits for a recovery point that is still being made. Its caller tries again later.
+MAKING_S: Final = 30.0
 ISCSI_PORT: Final = 3260
 TARGET_PREFIX: Final = "iqn.2010-06.com.nutanix:"
 
@@ -31,8 +36,8 @@ log = structlog.get_logger(__name__)
 class Volumes:
     """The way `iscsi`: recovery points of Prism Central, read by iSCSI."""
 
-    def __init__(self, central: Central, options: Options) -> None:
-        self._central, self._options = central, options
+    def __init__(self, central: Central, options: Options, making: Making) -> None:
+        self._central, self._options, self._making = central, options, making
 
     def closed(self, vm: FoundVm) -> str | None:
         """Why this way is closed; None: it seems to be open."""
@@ -74,14 +79,18 @@ class Volumes:
         expires = (datetime.now(UTC) + timedelta(days=self._options.expire_days)).strftime("%Y-%m-%dT%H:%M:%SZ")
         if vm.power == "on" and vm.quiescible:
             try:
-                self._central.take(vm.id, name, expires, quiesce=True)
+                self._take(vm, name, expires, quiesce=True)
             except SnapshotFailed as error:
                 log.warning("the guest could not be quiesced; its snapshot is as after a crash", vm=vm.id, cause=error.detail)
                 self._remove_points(name)
             else:
                 return self._found(name)
-        self._central.take(vm.id, name, expires, quiesce=False)
+        self._take(vm, name, expires, quiesce=False)
         return self._found(name)
+
+    def _take(self, vm: FoundVm, name: str, expires: str, *, quiesce: bool) -> None:
+        self._central.take(vm.id, name, expires, quiesce=quiesce, begun=partial(self._making.note, name))
+        self._making.forget(name)
 
     def _found(self, name: str) -> list[dict[str, Any]]:
         found = self._central.points(name)
@@ -216,9 +225,19 @@ class Volumes:
             self._central.remove("volumes", rest, "remove a volume group")
 
     def cleanup(self, name: str) -> None:
-        """Removes the volume groups and recovery points of that name."""
+        """Removes the volume groups and recovery points of that name. SourceUnreachable, while one is still being made."""
         self.release(name)
+        self._await_made(name)
         self._remove_points(name)
+        self._making.forget(name)
+
+    def _await_made(self, name: str) -> None:
+        task_id = self._making.task_of(name)
+        if task_id is None or any(self._central.is_over(task_id) for _ in pauses(MAKING_S)):
+            return
+        raise SourceUnreachable(
+            f"{self._central.host} is still making recovery point {name}", hint="it is removed once it is made"
+        )
 
     def _remove_points(self, name: str) -> None:
         for point in self._central.points(name):

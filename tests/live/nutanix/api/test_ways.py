@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from synvirt.errors import (
     SnapshotFailed,
     SourceUnreachable,
 )
+from synvirt.live.nutanix import volumes
 from synvirt.live.nutanix.adapter import PrismApi
+from synvirt.live.nutanix.central import Central
 from synvirt.model.machine import VmManifest
 from tests.contracts.live import read
 from tests.fakes.prism.server import Prisms
@@ -189,3 +192,43 @@ def test_a_file_that_goes_while_it_is_read_is_reported_and_does_not_hang(by_nfs:
     finally:
         by_nfs.state.containers["default"] = kept
         reader.close()
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_recovery_point_that_is_still_being_made_is_removed_once_it_is_made(
+    by_iscsi: Prisms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prism lists it only then: a cleanup before that would find nothing, and it would stay until it expires."""
+    vm, name = machine(by_iscsi), "synvirt-a-1"
+    access = by_iscsi.access(transport="iscsi", folder=tmp_path / "adapter")
+    central, make, task = by_iscsi.central, by_iscsi.central.make_point, by_iscsi.central.task
+    asked: list[dict[str, Any]] = []
+
+    def begin(*, headers: dict[str, str], body: Any, **_: Any) -> Any:
+        asked.append({"headers": headers, "body": body})
+        return central._did("CreateRecoveryPoint", headers)
+
+    def running(id_: str, **more: Any) -> Any:
+        central.state.tasks[id_]["looks"] = 0
+        return task(id_, **more)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(central, "make_point", begin)
+        patched.setattr(central, "task", running)
+        patched.setattr(Central, "ended", killed)
+        patched.setattr(volumes, "MAKING_S", 0.2)
+        with pytest.raises(Killed):
+            ask(access, lambda adapter: adapter.snapshot(vm.id, name))
+        with pytest.raises(SourceUnreachable, match="still making"):
+            ask(access, lambda adapter: adapter.cleanup(vm.id, name))
+    make(**asked[0])
+    assert by_iscsi.names() == [name]
+    ask(access, lambda adapter: adapter.cleanup(vm.id, name))
+    assert by_iscsi.names() == []
+    assert not list((tmp_path / "adapter").iterdir())
