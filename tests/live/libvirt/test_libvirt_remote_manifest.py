@@ -207,3 +207,8 @@ def test_a_disk_that_is_attached_twice_is_one_disk() -> None:
 def test_a_guest_that_was_migrated_away_is_not_moved_from_here() -> None:
     found = manifest(parse("<domain><name>n</name><devices/></domain>"), Seen({}, "unknown"))
     assert [(one.id, one.category) for one in found.concerns] == [("elsewhere", "Critical")]
+
+
+def test_a_guest_that_is_off_for_an_unknown_reason_is_moved_and_said_so() -> None:
+    found = manifest(parse("<domain><name>n</name><devices/></domain>"), Seen({}, "off", why_off_unknown=True))
+    assert [(one.id, one.category) for one in found.concerns] == [("off-unknown", "Information")]

@@ -112,8 +112,8 @@ def test_ciphers_are_those_that_the_processor_is_fast_at(
 class Domain:
     """What libvirt says of a domain whose guest was moved to another host, or of one that is off or paused."""
 
-    def __init__(self, state: tuple[int, int]) -> None:
-        self.now, self.asked = state, list[str]()
+    def __init__(self, state: tuple[int, int], notes: str = "<state/>") -> None:
+        self.now, self.notes, self.asked = state, notes, list[str]()
 
     def state(self) -> list[int]:
         return list(self.now)
@@ -127,11 +127,22 @@ class Domain:
     def hasManagedSaveImage(self) -> bool:  # noqa: N802 - libvirt's names
         return False
 
-    def metadata(self, *_: object) -> str:
-        return "<state/>"
+    def isPersistent(self) -> bool:  # noqa: N802
+        return True
 
-    def setMetadata(self, *_: object) -> None:  # noqa: N802
+    def ID(self) -> int:  # noqa: N802
+        return 7 if self.isActive() else -1
+
+    def metadata(self, *_: object) -> str:
+        return self.notes
+
+    def setMetadata(self, _kind: int, xml: str | None, *_: object) -> None:  # noqa: N802
+        self.notes = xml or "<state/>"
         self.asked.append("note")
+
+    def destroyFlags(self, _flags: int) -> None:  # noqa: N802
+        libvirt = load(SynvirtError)
+        self.now = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DESTROYED)
 
     def createWithFlags(self, _flags: int) -> None:  # noqa: N802
         self.asked.append("start paused")
@@ -178,3 +189,37 @@ def test_a_guest_that_is_off_is_off_whatever_libvirt_remembers() -> None:
     for reason in ("UNKNOWN", "SHUTDOWN", "DESTROYED", "CRASHED", "SAVED", "FAILED"):
         off = (libvirt.VIR_DOMAIN_SHUTOFF, getattr(libvirt, f"VIR_DOMAIN_SHUTOFF_{reason}"))
         assert domains.power_state(Domain(off)) == "off"
+
+
+def test_a_guest_that_ran_and_whose_libvirtd_was_restarted_may_run_on_another_host() -> None:
+    """libvirt forgets that a domain was migrated: it is off there like one that was shut down."""
+    try:
+        libvirt = load(SynvirtError)
+    except SynvirtError:
+        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    domain = Domain((libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_BOOTED))
+    domains.note_running(domain)
+    domain.now = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN)
+    domain.asked.clear()
+    assert domains.power_state(domain) == "unknown"
+    uses: list[Callable[[], None]] = [
+        lambda: domains.power_on(domain),
+        lambda: domains.shut_down(domain, 0, lambda: False),
+        lambda: domains.start_to_read(domain, "synvirt-a-1"),
+    ]
+    for use in uses:
+        with pytest.raises(Conflict, match="web ran when it was last read"):
+            use()
+    assert domain.asked == []
+
+
+def test_a_guest_that_we_shut_down_is_off_though_libvirtd_was_restarted_since() -> None:
+    try:
+        libvirt = load(SynvirtError)
+    except SynvirtError:
+        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    domain = Domain((libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_BOOTED))
+    domains.note_running(domain)
+    domains.shut_down(domain, 0, lambda: False)
+    domain.now = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN)
+    assert domains.power_state(domain) == "off"

@@ -261,6 +261,7 @@ class LibvirtRemote:
         try:
             wanted = backup.backed_up(domain, disks)
             self._refuse_no_room(domain, wanted)
+            domains.note_running(domain)
             with self._quiet(domain, name):
                 self._refuse_closed(domain)
                 backup.begin(domain, name, self._server(), disks=wanted, track=domains.tracked(domain))
@@ -398,7 +399,7 @@ class LibvirtRemote:
             domains.stop_reading(domain)
         if not backup.any_checkpoint(domain):
             with contextlib.suppress(library().libvirtError):
-                domains.note(domain, tracking=None)
+                domains.note(domain, tracking=None, running=None)
 
     # ── off, on, moved ───────────────────────────────────────────────────────────────────────────────────────────────
 

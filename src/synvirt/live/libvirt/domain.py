@@ -5,6 +5,7 @@ instruction. Before that a note in its configuration says so, so that an operato
 """
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -34,12 +35,19 @@ ASK_AGAIN_S: Final = 20.0
 POLL_S: Final = 0.2
 
 
+# What QEMU and virtlockd say of an image that is open elsewhere: on this host, or on another that shares the storage.
+_IN_USE: Final = re.compile(r"\block\b|another process using", re.IGNORECASE)
+_IN_USE_HINT: Final = (
+    "a disk of it is in use: if its guest was migrated to another host, it runs there, on the same disks: move it from there"
+)
+
+
 # ── notes in its configuration ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def noted(domain: Any) -> dict[str, str]:
     """`tracking`: its snapshots get checkpoints of these disks; `reading`: it was started only to be read, for the snapshot of
-    that name."""
+    that name; `running`: its guest ran when a job last read it."""
     libvirt = library()
     try:
         found = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, STATE_NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
@@ -66,6 +74,12 @@ def note(domain: Any, **changed: str | None) -> None:
         return
     xml = ET.tostring(ET.Element("state", after), encoding="unicode") if after else None
     domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, xml, "synvirt", STATE_NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+
+def note_running(domain: Any) -> None:
+    """Notes that its guest runs, for `is_out_of_sight`. A transient domain has no notes, and is gone once it is off."""
+    if domain.isPersistent() and power_state(domain) == "on":
+        note(domain, running="yes")
 
 
 def mark_moved(domain: Any, text: str) -> None:
@@ -116,10 +130,24 @@ def is_elsewhere(state: Sequence[int]) -> bool:
     return tuple(state) in moved
 
 
+def is_out_of_sight(domain: Any, state: Sequence[int]) -> bool:
+    """Whether its guest ran when a job last read it, and libvirt does not know why it is off: libvirtd, or its host, was
+    restarted since, and forgets then that a domain was migrated to another host."""
+    libvirt = library()
+    unknown = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN)
+    return tuple(state) == unknown and "running" in noted(domain)
+
+
 def refuse_elsewhere(domain: Any) -> None:
-    """Conflict, where its guest was moved to another host: its disks are in use there, and it may not run here, too.
-    SourceUnreachable, while it is being moved."""
+    """Conflict, where its guest was moved to another host, or may have been: its disks are in use there, and it may not run
+    here, too. SourceUnreachable, while it is being moved."""
     state = domain.state()
+    if is_out_of_sight(domain, state):
+        raise Conflict(
+            f"{domain.name()} ran when it was last read, and its libvirtd was restarted since: whether its guest was shut "
+            "down, or was migrated to another host and runs there, is not known; it is neither read nor started here",
+            hint="if it runs nowhere, start it there, and submit it again; else add its new host as a source",
+        )
     if not is_elsewhere(state):
         return
     if state[0] == library().VIR_DOMAIN_PAUSED:
@@ -132,10 +160,10 @@ def refuse_elsewhere(domain: Any) -> None:
 
 def power_state(domain: Any) -> PowerState:
     """The power state; a domain that is only started to be read counts as off, and one whose guest is on another host as
-    unknown."""
+    unknown, as one that may be there."""
     libvirt = library()
     state, reason = domain.state()[:2]
-    if is_elsewhere((state, reason)):
+    if is_elsewhere((state, reason)) or is_out_of_sight(domain, (state, reason)):
         return "unknown"
     if state in (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED):
         return "off"
@@ -169,9 +197,12 @@ def start_to_read(domain: Any, name: str) -> None:
         note(domain, reading=None)
         if busy(error):
             raise
+        message = error.get_error_message() or str(error)
         raise SnapshotFailed(
-            f"{domain.name()} is off, and cannot be started without running to be read: {error.get_error_message() or error}",
-            hint="it must be able to start on its own host: its memory, networks and devices free",
+            f"{domain.name()} is off, and cannot be started without running to be read: {message}",
+            hint=_IN_USE_HINT
+            if _IN_USE.search(message)
+            else "it must be able to start on its own host: its memory, networks and devices free",
         ) from error
 
 
@@ -219,6 +250,9 @@ def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool], manner: S
     if domain.isActive():
         log.warning("guest is powered off by force", domain=domain.name(), waited_s=timeout_s)
         _off(domain)
+    refuse_elsewhere(domain)
+    with contextlib.suppress(libvirt.libvirtError):  # if transient, it is gone
+        note(domain, running=None)
 
 
 def _ask_politely(domain: Any) -> None:
@@ -316,6 +350,7 @@ def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | N
         sizes={key: _size(domain, key) for key, _ in data_disks(root)},
         power_state=power_state(domain),
         persistent=bool(domain.isPersistent()),
+        why_off_unknown=tuple(domain.state()[:2]) == (library().VIR_DOMAIN_SHUTOFF, library().VIR_DOMAIN_SHUTOFF_UNKNOWN),
         saved=bool(domain.hasManagedSaveImage()),
         tracked=tracked(domain),
         guest=guest,

@@ -36,11 +36,13 @@ class DiskSize:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Facts beyond the XML: the sizes by target, the power state, the tracked disks, the guest agent's facts, and other things.
-    `too_old`, `unreadable`: why its host cannot track changes, or cannot have disks read at all."""
+    `why_off_unknown`: it is off, and libvirt does not know why. `too_old`, `unreadable`: why its host cannot track changes, or
+    cannot have disks read at all."""
 
     sizes: dict[str, DiskSize]
     power_state: PowerState
     persistent: bool = True
+    why_off_unknown: bool = False
     saved: bool = False
     tracked: frozenset[str] = frozenset()
     guest: dict[str, str] | None = None
@@ -248,8 +250,17 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             category="Critical",
             label="Migrated to another host",
             assessment="it was live-migrated, or is being migrated, to another host, and stays defined on this one: its guest "
-            "runs there, on the same disks",
+            "runs there, on the same disks; or its libvirtd was restarted while it ran, and does not know what became of it",
             remedy="Add that host as a source, and move the VM from there; if it runs nowhere, start it here first.",
+        )
+    elif seen.why_off_unknown:
+        yield Concern(
+            id="off-unknown",
+            category="Information",
+            label="Off for an unknown reason",
+            assessment="it is off, and libvirt does not know why: its libvirtd was restarted since, or it was never started; "
+            "a guest that was live-migrated to another host, and stays defined on this one, looks the same",
+            remedy="Make sure that it runs on no other host, on the same disks.",
         )
     if seen.power_state == "suspended":
         yield Concern(
