@@ -1,6 +1,7 @@
 """The doctor finds what is here, says what is not, and judges only what the settings ask for."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from uuid import uuid4
@@ -26,6 +27,7 @@ from synvirt.store.tables import backups, ledger, memory, migrations, rehearsals
 from tests.house import live_plan
 from tests.jobs.migrations import migration
 
+ROOT = Path(__file__).parent.parent
 # Specification part 1, "Host requirements on the installed appliance".
 SPECIFIED = {"zfs", "blkdiscard", "virt-v2v-in-place", "virt-v2v hyperv", "qemu-img", "virtio-win.iso"}
 # And its "Host paths".
@@ -90,6 +92,46 @@ def test_what_installs_the_agent_of_a_windows_guest_is_looked_for(tmp_path: Path
     assert not finding("rhsrvany", settings).found
     (tmp_path / "rhsrvany.exe").touch()
     assert finding("rhsrvany", settings).detail == str(tmp_path / "rhsrvany.exe")
+
+
+# What this service and its commands start by name, on a host of their own.
+STARTED = (
+    *("qemu-system-x86_64", "qemu-img", "qemu-nbd", "nbdkit", "swtpm", "swtpm_setup", "virt-v2v-in-place", "virt-v2v"),
+    *(
+        "ssh",
+        "ssh-keyscan",
+        "setpriv",
+        "systemd-creds",
+        "zfs",
+        "blkdiscard",
+        "syslinux",
+        "mformat",
+        "mcopy",
+        "mke2fs",
+        "openssl",
+    ),
+)
+
+
+def test_each_of_debians_packages_is_named_by_a_row() -> None:
+    """All that the service needs of Debian, but what Python and TLS need themselves."""
+    wanted = re.findall(r"^([\w.+-]+)", (ROOT / "packaging" / "packages.txt").read_text(), re.MULTILINE)
+    named = {word for check in CHECKS for word in re.findall(r"[\w.+-]+", check.how_to_get)}
+    assert set(wanted) - named == {"python3-venv", "ca-certificates"}
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_a_program_that_is_not_installed_is_named_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Where one is missing, the error says that the doctor names the package."""
+    monkeypatch.setattr("synvirt.doctor.finding.find", lambda wanted: None if wanted == name else f"/usr/bin/{wanted}")
+    monkeypatch.setattr("synvirt.doctor.finding.first_line", lambda argv: "1.0")
+    rows = [one for one in CHECKS if one.name not in ("libvirt", "guests' user", "domains' files")]
+    monkeypatch.setattr("synvirt.doctor.CHECKS", rows)
+    named = [one for one in examine(Settings(data_dir=tmp_path)) if one.detail == f"no program {name}"]
+    assert [one.found for one in named] == [False] * len(named)
+    assert any("install" in one.how_to_get or "virt-v2v" in one.how_to_get or "plugin" in one.how_to_get for one in named)
 
 
 def test_each_row_says_what_it_is_for_and_how_to_get_it(tmp_path: Path) -> None:

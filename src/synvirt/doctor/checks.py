@@ -1,7 +1,7 @@
 """The table of all checks, in the order in which they are shown."""
 
 from synvirt.doctor.domains import files_of_domains
-from synvirt.doctor.finding import Check, always, program, python_module, qemu_module
+from synvirt.doctor.finding import Check, always, program, programs, python_module, qemu_module
 from synvirt.doctor.guests import (
     guests_user,
     hypervisor,
@@ -10,13 +10,12 @@ from synvirt.doctor.guests import (
     libvirt_version,
     network,
     rhsrvany,
-    swtpm,
     tun_device,
     uefi,
     virtio_win,
 )
 from synvirt.doctor.service import authorities, cage_layer, data_dir, import_root, sealing_key, store, users_file
-from synvirt.doctor.sources import hyperv_tool, libnbd_version, libnfs, nbdkit_vddk, pyvmomi_version
+from synvirt.doctor.sources import hyperv_tool, libnbd_version, libnfs, libsmbclient, libyal, nbdkit_vddk, pyvmomi_version
 from synvirt.doctor.volumes import librbd, rbd_is_set, rbd_pools, zfs_is_set, zfs_pool, zfs_rights
 from synvirt.hypervisor.accel import EMULATOR
 
@@ -89,7 +88,7 @@ CHECKS = (
     Check("kvm", "guests at full speed", "enable virtualisation in the host's firmware, or nesting where it is a guest", kvm),
     Check("ovmf", "guests with UEFI firmware", "apt-get install ovmf", uefi(secure=False)),
     Check("ovmf secure boot", "guests with secure boot", "apt-get install ovmf", uefi(secure=True)),
-    Check("swtpm", "guests with a TPM", "apt-get install swtpm swtpm-tools", swtpm),
+    Check("swtpm", "guests with a TPM", "apt-get install swtpm swtpm-tools", programs("swtpm", "swtpm_setup")),
     Check("network", "guests whose network the plan does not map", "virsh net-start default", network, is_system),
     Check(
         "tun",
@@ -109,6 +108,36 @@ CHECKS = (
     Check("libnfs", f"{_NUTANIX}, by NFS", "apt-get install libnfs13", libnfs),
     Check("qemu iscsi", f"{_NUTANIX}, by iSCSI", "apt-get install qemu-block-extra", qemu_module("block-iscsi")),
     Check("python3-libnbd", "reading over NBD", "apt-get install python3-libnbd", python_module("nbd", libnbd_version), always),
+    Check(
+        "ssh", "libvirt hosts and Proxmox VE as live sources", "apt-get install openssh-client", programs("ssh", "ssh-keyscan")
+    ),
+    Check("setpriv", "ssh to live sources; commands of waves", "apt-get install util-linux", program("setpriv")),
+    Check(
+        "systemd-creds",
+        "copies of a repository's key that are bound to this host",
+        "apt-get install systemd",
+        program("systemd-creds"),
+    ),
+    Check(
+        "syslinux",
+        "the sample of synvirt demo",
+        "apt-get install syslinux syslinux-common mtools e2fsprogs",
+        programs("syslinux", "mformat", "mcopy", "mke2fs"),
+    ),
+    Check(
+        "openssl",
+        "time stamps of receipts",
+        "apt-get install openssl",
+        program("openssl", "version"),
+        lambda settings: bool(settings.receipt_tsa),
+    ),
+    Check(
+        "libyal",
+        "what the disks say of a guest without an agent",
+        "apt-get install python3-libfsext python3-libfsxfs python3-libfsntfs python3-libregf",
+        libyal,
+    ),
+    Check("libsmbclient", "disks on SMB shares, at full speed", "apt-get install libsmbclient", libsmbclient),
     Check("zfs", "volumes on zfs", "apt-get install zfsutils-linux (contrib)", program("zfs", "version"), zfs_is_set),
     Check("zfs pool", "volumes on zfs", "zpool create; settings zfs_pool, zfs_namespace", zfs_pool, zfs_is_set),
     Check("zfs allow", "volumes on zfs, made by another user than root", "docs/zfs.md", zfs_rights, zfs_is_set),

@@ -49,6 +49,11 @@ def program(name: str, *version: str) -> Callable[[Settings], str]:
     return look
 
 
+def programs(*names: str) -> Callable[[Settings], str]:
+    """A check for several programs: where each of them lies."""
+    return lambda _: ", ".join(map(program_path, names))
+
+
 def program_path(name: str) -> str:
     """Where the program lies. Missing."""
     path = find(name)

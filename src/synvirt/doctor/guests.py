@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from synvirt.doctor.finding import Missing, program_path
-from synvirt.hypervisor.accel import accelerator
+from synvirt.hypervisor.accel import EMULATOR, accelerator
 from synvirt.kvm import qemu_user
 from synvirt.kvm.connection import Connection
 from synvirt.kvm.qemu_user import embedded_root
@@ -56,6 +56,7 @@ def guests_user(settings: Settings) -> str:
 
 def kvm(settings: Settings) -> str:
     """Whether KVM works, shown by a guest. Missing."""
+    program_path(EMULATOR)  # else the guest's failure would say nothing of KVM
     found = accelerator(settings.data_dir / "libvirt" if settings.data_dir.is_dir() else None)
     if found.kind != "kvm":
         raise Missing(f"{found.reason}; guests are emulated, slowly")
@@ -73,10 +74,6 @@ def uefi(*, secure: bool) -> Callable[[Settings], str]:
         return firmware.code
 
     return look
-
-
-def swtpm(_: Settings) -> str:
-    return f"{program_path('swtpm')}, {program_path('swtpm_setup')}"
 
 
 def network(settings: Settings) -> str:

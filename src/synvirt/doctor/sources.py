@@ -1,6 +1,9 @@
 """Whether the platforms and files can be read that VMs come from."""
 
 from importlib import metadata
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
 
 from synvirt.doctor.finding import Missing, first_line, program_path
 from synvirt.offline.hyperv.tool import vmcx_tool
@@ -34,6 +37,22 @@ def libnfs(_: Settings) -> str:
     from synvirt.disks.nfs import found
 
     return found()
+
+
+def libsmbclient(_: Settings) -> str:
+    """Samba's library, looked for by its file: only a process of its own may load it. Missing."""
+    places = (Path("/usr").glob(f"{libraries}/libsmbclient.so.0") for libraries in ("lib*", "lib*/*"))
+    if (found := next(chain.from_iterable(places), None)) is None:
+        raise Missing("libsmbclient is not installed")
+    return str(found)
+
+
+def libyal(_: Settings) -> str:
+    """The libraries that read a guest's disks, found without loading them. Missing."""
+    missing = [name for name in ("pyfsext", "pyfsxfs", "pyfsntfs", "pyregf") if find_spec(name) is None]
+    if missing:
+        raise Missing(f"Python has no module {', '.join(missing)}")
+    return "found"
 
 
 def hyperv_tool(settings: Settings) -> str:
