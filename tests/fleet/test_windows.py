@@ -73,14 +73,28 @@ def rules(draw: st.DrawFn) -> str:
 @given(rules(), st.datetimes(at("2024-01-01"), at("2026-12-31")), st.integers(0, 900), st.integers(0, 900))
 def test_a_rule_means_what_dateutil_reads_in_it(text: str, start: datetime, later: int, longer: int) -> None:
     start = start.replace(microsecond=0)
+    rule = parse(text, "UTC")
+    if rule.freq == "WEEKLY" and rule.positions:
+        # dateutil counts positions in the days from the start on, in the first week alone.
+        start -= timedelta(days=(start.weekday() - rule.week_start) % 7)
     since = start + timedelta(days=later)
     before = since + timedelta(days=longer)
-    ours = list(starts(parse(text, "UTC"), start, since=since, before=before))
+    ours = list(starts(rule, start, since=since, before=before))
     with pytest.MonkeyPatch.context() as patch:
         # It looks for the next day until the last year there is: here that is 2040.
         patch.setattr(rrule, "datetime", SimpleNamespace(**{**vars(rrule.datetime), "MAXYEAR": 2040}))
         theirs = [one for one in rrule.rrulestr(text, dtstart=start) if since <= one < before]
     assert ours == theirs
+
+
+def test_a_position_in_a_week_is_that_in_the_whole_week() -> None:
+    """Also in the week of the start, as in the month of the start: the set is that of the interval, and what of it lies before
+    the start is left out."""
+    tuesday, found = at("2024-01-02"), {}
+    for place in (1, -1):
+        rule = parse(f"FREQ=WEEKLY;BYDAY=MO,TU;BYSETPOS={place}", "UTC")
+        found[place] = list(starts(rule, tuesday, since=tuesday, before=at("2024-01-10")))
+    assert found == {1: [at("2024-01-08")], -1: [tuesday, at("2024-01-09")]}
 
 
 def test_a_window_of_one_time_is_itself() -> None:
