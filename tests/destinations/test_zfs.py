@@ -45,6 +45,22 @@ def test_what_is_busy_is_asked_again(fake: FakeZfs) -> None:
     assert fake.volumes() == []
 
 
+def test_a_volume_of_a_pool_that_is_not_imported_is_not_taken_for_destroyed(fake: FakeZfs) -> None:
+    """Its ledger entry would go, and the volume would come back with its pool and stay."""
+    destination = over(fake)
+    name, clone = destination.volume_name(uuid4(), "disk"), destination.volume_name(uuid4(), "disk")
+    destination.create(name, SIZE)
+    fake.export()
+    with pytest.raises(DiskWriteFailed, match="this host has no zfs pool tank"):
+        destination.destroy(name)
+    with pytest.raises(DiskWriteFailed, match="this host has no zfs pool tank"):
+        destination.unclone(name, clone)
+    fake.bring_back()
+    for _ in range(2):
+        destination.destroy(name)
+    assert fake.volumes() == []
+
+
 def test_free_leaves_zfs_its_own_room(tmp_path: Path) -> None:
     fake = FakeZfs(tmp_path / "zfs", pools={"tank": 16 << 20})
     assert over(fake).free_bytes() == 15 << 20

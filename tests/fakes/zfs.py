@@ -48,6 +48,14 @@ class FakeZfs:
     def busy(self, turns: int) -> None:
         (self.folder / BUSY_TURNS).write_text(str(turns))
 
+    def export(self) -> None:
+        """`zpool export` of all pools: zfs calls their datasets missing until `bring_back`."""
+        (self.folder / "state.json").rename(self.folder / "exported.json")
+        (self.folder / "state.json").write_text(json.dumps({"pools": {}, "datasets": {}}))
+
+    def bring_back(self) -> None:
+        (self.folder / "exported.json").rename(self.folder / "state.json")
+
     def close(self) -> None:
         """Let the loop devices of all volumes go."""
         for name in self.volumes():

@@ -101,7 +101,10 @@ class ZfsDestination:
             self._refuse_foreign(name, mark, job)
             self._destroy(name)
         folder = f"{self._root}/{job}"
-        if self._mark(folder) == job:
+        present = self._mark(folder)
+        if present is None:
+            self._refuse_no_pool()
+        if present == job:
             try:
                 self._destroy(folder)
             except ZfsRefused as refused:
@@ -165,6 +168,10 @@ class ZfsDestination:
         while dataset:
             yield dataset
             dataset = dataset.rpartition("/")[0]
+
+    def _refuse_no_pool(self) -> None:
+        """zfs calls a dataset of a pool that is not imported one that does not exist: it would come back with its pool."""
+        self.free_bytes()
 
     def _make(self, dataset: str, *arguments: str) -> None:
         """With its parents, where they are absent: one by one, as `zfs create -p` takes no properties for them."""
