@@ -63,7 +63,7 @@ def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], N
         except libvirt.libvirtError as error:
             # Another block job is just ending, or the guest went off: look again.
             passing = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_BLOCK_COPY_ACTIVE, libvirt.VIR_ERR_OPERATION_TIMEOUT)
-            if error.get_error_code() not in passing and domain.isActive():
+            if error.get_error_code() not in passing and not _is_off(domain):
                 raise DiskWriteFailed(
                     f"disk {volume.disk_key} does not get onto its volume: {error.get_error_message() or error}", hint=_RUNS_ON
                 ) from error
@@ -76,6 +76,14 @@ def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], N
 
 
 _RUNS_ON = "The guest runs on; it is tried again"
+
+
+def _is_off(domain: Any) -> bool:
+    """False, where libvirt does not say."""
+    try:
+        return not domain.isActive()
+    except load().libvirtError:
+        return False
 
 
 def _one_step(domain: Any, volume: Volume, give: Callable[[str], None]) -> Literal["done", "begun", "pivoted", "under way"]:
