@@ -76,6 +76,28 @@ def test_what_a_killed_service_left_half_is_removed(tmp_path: Path, image: Path)
         assert list(kept.iterdir()) == [folder]
 
 
+def test_an_image_whose_removal_was_cut_off_is_unpacked_again(
+    tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting names another image for a while, and the service is killed while the files of the first one go."""
+    kept, other = tmp_path / "drivers", tmp_path / "other.iso"
+    shutil.copy(image, other)
+    with unpacked(image, kept, 0, never) as folder:
+        tree = content(folder)
+
+    def killed(folder: Path, **_: object) -> None:
+        next(path for path in folder.rglob("*") if path.is_file()).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt), unpacked(other, kept, 0, never):
+            pass
+    with unpacked(image, kept, 0, never) as folder:
+        assert content(folder) == tree
+        assert list(kept.iterdir()) == [folder]
+
+
 @pytest.mark.parametrize(
     ("trouble", "error", "words"),
     [

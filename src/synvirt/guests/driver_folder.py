@@ -24,7 +24,7 @@ from synvirt.guests.driver_image import Extent, Unreadable, extents
 # Fedora's image has 700 MB. What a conversion itself needs beside it is in overlays.py.
 BYTES_MAX = 4 << 30
 PIECE_BYTES = 1 << 20
-_UNPACKING = ".unpacking-"
+_UNPACKING, _REMOVING = ".unpacking-", ".removing-"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -102,9 +102,12 @@ def _copy(image: int, one: Extent, target: Path) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Of another image, or what a killed service left half."""
+    """Of another image, or what a killed service left half. It is renamed first: half a folder must not be found by the name of
+    its image, which may be used again."""
     with suppress(OSError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-        shutil.rmtree(folder, ignore_errors=True)
+        going = folder.with_name(f"{_REMOVING}{folder.name.removeprefix(_REMOVING)}")
+        folder.rename(going)
+        shutil.rmtree(going, ignore_errors=True)
 
 
 @contextmanager
