@@ -39,6 +39,33 @@ def test_a_cancelled_program_is_ended(guarded: bool) -> None:
         run(["sleep", "600"], timeout_s=60, stop=lambda: True, guarded=guarded)
 
 
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_program_that_no_signal_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, guarded: bool) -> None:
+    """As one that waits in the kernel for a disk, for example zfs for a suspended pool."""
+    kept: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(programs, "GONE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(programs, "end_group", kept.append)
+    monkeypatch.setattr(programs._LifeLine, "cut", lambda _: None)
+    with pytest.raises(ProgramFailed, match="sleep took too long"):
+        run(["sleep", "600"], timeout_s=0.5, guarded=guarded, name="sleep")
+    (child,) = kept
+    assert child.poll() is None
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def test_who_has_a_file_open_is_ended_by_whichever_way_its_folder_is_named(tmp_path: Path) -> None:
+    """The data folder may lie behind a link."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    with (tmp_path / "data" / "overlay").open("wb") as file, subprocess.Popen(["sleep", "600"], stdin=file) as child:
+        programs.end_users(tmp_path / "data")
+        try:
+            assert child.wait(30) == -signal.SIGKILL
+        finally:
+            child.kill()
+
+
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(Internal, match="the program no-such-program is not installed"):
         run(["no-such-program"], timeout_s=1)

@@ -105,26 +105,25 @@ def run(
         messages = held.enter_context(tempfile.TemporaryFile())
         lines = held.enter_context(_Lines(on_line)) if on_line else None
         life = held.enter_context(_LifeLine()) if guarded else None
-        child = held.enter_context(
-            subprocess.Popen(
-                found,
-                stdin=life.theirs if life else subprocess.DEVNULL,
-                stdout=lines.write_end if lines else subprocess.PIPE,
-                stderr=messages,
-                env=_environment(env),
-                cwd=cwd,
-                start_new_session=True,
-                user=runs_as.uid if runs_as else None,
-                group=runs_as.gid if runs_as else None,
-                extra_groups=runs_as.groups if runs_as else None,
-            )
+        child = subprocess.Popen(
+            found,
+            stdin=life.theirs if life else subprocess.DEVNULL,
+            stdout=lines.write_end if lines else subprocess.PIPE,
+            stderr=messages,
+            env=_environment(env),
+            cwd=cwd,
+            start_new_session=True,
+            user=runs_as.uid if runs_as else None,
+            group=runs_as.gid if runs_as else None,
+            extra_groups=runs_as.groups if runs_as else None,
         )
+        held.callback(_let_go, child)
         try:
             if lines:
                 lines.started()
             stdout, ended = _end_of(child, time.monotonic() + timeout_s, stop)
         finally:
-            if child.returncode is None:  # else the end of its Popen would wait for it, without a limit
+            if child.returncode is None:
                 _end(child, life)
         stderr = _tail(messages)
     if ended is not None or child.returncode != 0:
@@ -173,6 +172,15 @@ def _end(child: "subprocess.Popen[bytes]", life: "_LifeLine | None") -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(GONE_TIMEOUT_S)
     end_group(child)
+
+
+def _let_go(child: "subprocess.Popen[bytes]") -> None:
+    """Waits for the end of a program that was ended, GONE_TIMEOUT_S at most. No signal ends one that waits in the kernel for a
+    disk, as zfs does for a suspended pool."""
+    if child.stdout is not None:
+        child.stdout.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(GONE_TIMEOUT_S)
 
 
 def _tail(messages: IO[bytes]) -> str:
@@ -336,6 +344,7 @@ def end_group(child: "subprocess.Popen[bytes]") -> None:
 def end_users(folder: Path) -> None:
     """Ends every process that has a file in `folder` open, except ourselves. virt-v2v serves disks by qemu-nbd, a daemon in its
     own session, which stays when virt-v2v fails or is killed."""
+    folder = folder.resolve()  # the kernel names open files so
     for process in Path("/proc").glob("[0-9]*"):
         # A process that ends during this, or belongs to another user, has no file of ours open.
         with contextlib.suppress(OSError):
