@@ -19,19 +19,20 @@ from synvirt.errors import (
     RepositoryFull,
     RepositoryUnreachable,
 )
+from synvirt.repository import key_change, packs
 from synvirt.repository import manifest as manifests
-from synvirt.repository import packs
 from synvirt.repository.folder import Entry, HostFolder
 from synvirt.repository.garbage import collect
 from synvirt.repository.manifest import file_name
 from synvirt.repository.peer_offer import DAY_S, PIECE_BYTES, Offer
-from synvirt.repository.repository import HEADER, Repository
+from synvirt.repository.repository import HEADER, Repository, change_key
 from synvirt.sizes import MIB
 from tests.cases import cases
 from tests.fakes.disks import MemoryReader
 from tests.repository.points import KEY, back_up, disk, opened, restored
 
 KEEP_S = 30 * DAY_S
+OTHER_KEY = bytes(range(1, 33))
 
 
 class OfferFolder:
@@ -185,6 +186,47 @@ def test_a_pack_that_only_claims_to_have_a_chunk_saves_nobody_from_keeping_the_o
     assert restored(Repository(folder, KEY), point) == [_noise().content]
 
 
+def _pack(folder: OfferFolder, *frames: tuple[bytes, int, bytes, int]) -> str:
+    """A pack of these frames: name, kind, bytes, length of the content."""
+    made = packs.Pack()
+    for frame in frames:
+        made.add(*frame)
+    name, content, _ = made.closed()
+    folder.put(f"packs/{name}", bytes(content))
+    return f"packs/{name}"
+
+
+def test_neither_false_pages_nor_a_damaged_one_let_anything_go_that_the_true_one_needs(
+    folder: OfferFolder, tmp_path: Path
+) -> None:
+    """Only the owner's key says which of the pages of one name is the true one."""
+    repository = opened(folder, new=True)
+    point = back_up(repository, _noise())
+    (whole,) = _packs(folder)
+    entries = repository.index.entries(whole.removeprefix("packs/"))
+    frames = [
+        (one.name, one.kind, folder.read(whole, one.offset, one.length), one.content_length)
+        for one in sorted(entries, key=lambda one: one.kind)
+    ]
+    chunks, page = _pack(folder, *frames[:-1]), _pack(folder, frames[-1])
+    folder.delete(whole)  # all of it lies in these two
+    name, kind, _, length = frames[-1]
+    for content in (bytes(length), b"\1" * length, b"\2" * length):
+        _pack(folder, (name, kind, content, length))
+    for needed in (chunks, page):
+        with pytest.raises(BackupImmutable, match="restore points need"):
+            folder.delete(needed)
+    assert restored(Repository(folder, KEY), point) == [_noise().content]
+    true = (tmp_path / page).read_bytes()
+    (tmp_path / page).write_bytes(true[:-1])
+    with pytest.raises(BackupImmutable, match="cannot be read"):
+        folder.delete(chunks)
+    (tmp_path / page).write_bytes(true)
+    _pack(folder, (name, kind, b"no page", length))
+    with pytest.raises(BackupImmutable, match="has 7 bytes"):
+        OfferFolder(Offer(tmp_path, keep_s=KEEP_S)).delete(chunks)
+
+
 def test_nothing_is_replaced_but_what_is_damaged(folder: OfferFolder, tmp_path: Path) -> None:
     repository = opened(folder, new=True)
     point = back_up(repository, _noise())
@@ -219,6 +261,7 @@ def test_what_comes_is_checked_and_what_is_refused_leaves_nothing(folder: OfferF
         (name, bytes(whole)),
         (f"packs/{no_pack}.pack", b"no pack"),
         (f"condemned/{no_pack}", b"no pack"),
+        (f"condemned/{no_pack}", f"{no_pack}.pack\n".encode()),
         (file_name(uuid4()), manifest),
         (file_name(point), manifest.replace(b"format", b"fOrmat")),
         (f"points/{point}.kept", b"x"),
@@ -240,6 +283,41 @@ def test_what_comes_is_checked_and_what_is_refused_leaves_nothing(folder: OfferF
         folder.offer.begin(name, packs.PACK_BYTES + 1)
     assert list((tmp_path / "tmp").iterdir()) == []
     assert restored(Repository(folder, KEY), point) == [_noise().content]
+
+
+def test_what_is_answered_is_durable(folder: OfferFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other host relies on it from then on: a manifest is sent after its packs."""
+    folder.make_folders(())
+    done: list[str] = []
+
+    def noted(call: str) -> None:
+        real = getattr(HostFolder, call)
+
+        def called(self: HostFolder, *names: str) -> None:
+            done.append(call)
+            real(self, *names)
+
+        monkeypatch.setattr(HostFolder, call, called)
+
+    for call in ("sync", "rename", "sync_folder", "delete"):
+        noted(call)
+    content = b"0" * 64 + b".pack\n"
+    name = f"condemned/{blake3(content).hexdigest()}"
+    folder.put(name, content)
+    assert done == ["sync", "rename", "sync_folder", "delete"]
+    done.clear()
+    folder.delete(name)
+    assert done == ["delete", "sync_folder"]
+
+
+def test_a_key_changes_only_so_often(folder: OfferFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change is a file that nobody removes, and each opening of the repository reads all of them."""
+    opened(folder, new=True)
+    monkeypatch.setattr(key_change, "CHANGES_MAX", 1)
+    change_key(folder, KEY, OTHER_KEY)
+    with pytest.raises(BackupConflict, match="1 times at most"):
+        change_key(folder, OTHER_KEY, bytes(32))
+    Repository(folder, OTHER_KEY)
 
 
 @cases(200)
@@ -368,6 +446,18 @@ def test_a_quota_holds_for_what_is_there_and_on_its_way(tmp_path: Path) -> None:
     for name in _packs(folder):
         folder.delete(name)
     assert folder.offer.room()[1] == folder.offer.held().used_bytes == 4096, "the header"
+
+
+def test_a_file_that_cannot_be_begun_takes_nothing_of_the_quota(tmp_path: Path) -> None:
+    folder = OfferFolder(Offer(tmp_path, keep_s=KEEP_S, quota_bytes=4 * MIB))
+    folder.make_folders(())
+    unfinished, name = tmp_path / "tmp", f"packs/{'0' * 64}.pack"
+    for _ in range(3):
+        unfinished.rmdir()
+        with pytest.raises(RepositoryUnreachable):
+            folder.offer.begin(name, 3 * MIB)
+        unfinished.mkdir()
+    folder.offer.begin(name, 3 * MIB).discard()
 
 
 def test_a_million_empty_files_are_more_than_a_quota(tmp_path: Path) -> None:
