@@ -82,6 +82,42 @@ def test_what_cannot_be_written_is_said_with_its_offset(device: str, monkeypatch
     writer.close()
 
 
+@pytest.mark.parametrize("refused_then", [False, True])
+def test_what_the_device_takes_in_parts_is_whole(device: str, monkeypatch: pytest.MonkeyPatch, *, refused_then: bool) -> None:
+    content, parts, real = os.urandom(MIB), list[int](), os.pwrite
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        if not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            return real(fd, data, offset)
+        if refused_then and parts:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        parts.append(offset)
+        return real(fd, data[: MIB // 4], offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    writer = open_direct_writer(device, SIZE)
+    writer.write(4096, memoryview(content))
+    writer.close()
+    with Path(device).open("rb") as file:
+        assert [file.read(2 * MIB) == bytes(4096) + content + bytes(MIB - 4096)] == [True]
+
+
+def test_a_flush_reaches_the_device_and_its_error_the_caller(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the page cache too: the device has a cache of its own."""
+    synced: list[int] = []
+
+    def fdatasync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_rdev)
+        raise OSError(errno.EIO, "Input/output error")
+
+    writer = open_direct_writer(device, SIZE)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with pytest.raises(DiskWriteFailed, match="Input/output error"):
+        writer.flush()
+    assert synced == [Path(device).stat().st_rdev]
+    writer.close()
+
+
 def test_a_file_is_no_device(tmp_path: Path) -> None:
     with pytest.raises(DiskWriteFailed, match="cannot be opened"):
         open_direct_writer(str(tmp_path / "none"), SIZE)
