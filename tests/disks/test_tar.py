@@ -241,6 +241,13 @@ def test_damaged_pax_records(record: bytes, tmp_path: Path) -> None:
         _index(tmp_path / "a.tar")
 
 
+def test_an_extended_header_without_its_member_is_half_an_archive(tmp_path: Path) -> None:
+    record = b"10 path=x\n"
+    (tmp_path / "a.tar").write_bytes(_header("pax", len(record), b"x") + record.ljust(512, b"\0") + bytes(1024))
+    with pytest.raises(MalformedArchive, match="the member it describes is missing"):
+        _index(tmp_path / "a.tar")
+
+
 def test_global_pax_headers_hold_for_all_that_follow(tmp_path: Path) -> None:
     record = b"22 GNU.sparse.major=1\n"
     (tmp_path / "a.tar").write_bytes(_header("pax", len(record), b"g") + record.ljust(512, b"\0") + _header("a") + bytes(1024))

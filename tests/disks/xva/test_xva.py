@@ -151,6 +151,7 @@ def _members(path: Path, *members: tuple[str, bytes]) -> Path:
         ([("Ref:4/00000000", PIECE), ("Ref:5/00000000", b"A")], "ends at byte 1048576 of 2097152"),
         ([("Ref:4/00000005", PIECE)], "is outside the disk of 2097152"),
         ([("Ref:4/00000001", PIECE), ("Ref:4/00000000", PIECE)], "comes after number 1"),
+        ([("Ref:4/00000000", PIECE), ("Ref:4/00000000", PIECE)], "comes after number 0"),
         ([("Ref:4/00000000", b"A" * (2 * MIB + 1))], "is outside the disk"),
         ([("Ref:4/what", b"A")], "is no piece of a disk"),
         ([("Ref:4/00000000.checksum", b"A")], "is not a digest of the member before it"),
