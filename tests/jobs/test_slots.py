@@ -57,7 +57,9 @@ def test_all_that_a_job_needs_comes_together_and_nobody_is_passed(store: Store) 
     assert not take(store, second, two)
     store.slots.leave(holder)
     assert take(store, first, two, one)
-    store.slots.leave(first)
+    assert take(store, first, two, one)
+    store.slots.leave(first, {two.key: two.most})
+    assert store.slots.counts() == {one.key: (1, 0), two.key: (0, 1)}
     assert take(store, second, two)
 
 
@@ -70,7 +72,10 @@ def test_a_host_that_died_keeps_its_slots_until_its_lease_is_over(store: Store) 
     store.hosts.fence("dead")
     assert not take(store, waits, ESX1, host="b")  # fenced, and maybe alive for some seconds more
     store.hosts.begin("dead", ttl_s=-1, document="{}")
+    assert store.slots.is_next(waits, {ESX1.key: ESX1.most})
     assert take(store, waits, ESX1, host="b")
+    store.hosts.begin("dead", ttl_s=1000, document="{}")
+    assert store.slots.count(ESX1.key) == (1, 0)  # what was given to others does not come back to it
 
 
 def test_a_host_that_starts_over_has_no_slots_left_and_one_that_is_fenced_takes_none(store: Store) -> None:

@@ -310,6 +310,21 @@ def test_folded_passes_are_forgotten_and_a_removed_job_wholly(store: Store) -> N
         assert [row.migration_id for row in db.execute(select(memory))] == [str(another.id)]
 
 
+def test_what_folded_passes_copied_counts_as_before(store: Store) -> None:
+    store.add(job := a_job(), host="h")
+    for number in range(1, 6):
+        for disk in ("a", "b"):
+            store.put_watermark(job.id, Watermark(disk, number, 10, 100, 10**number, number, finished=number < 5))
+    before = [store.copied_before(job.id, number) for number in (2, 6)]
+    marks = [store.watermarks(job.id, number) for number in (1, 5)]
+    assert before == [dict.fromkeys("ab", (10, 1)), dict.fromkeys("ab", (111110, 15))]
+    for _ in range(2):
+        store.fold_passes(job.id, 5)
+        assert store.copied_before(job.id, 6) == before[1]
+        assert [store.watermarks(job.id, number) for number in (1, 5)] == marks
+        assert [store.watermarks(job.id, number) for number in (2, 3, 4)] == [{}, {}, {}]
+
+
 def test_every_commit_that_wrote_is_reported(store: Store) -> None:
     reported: list[int] = []
     store.on_commit = lambda: reported.append(1)
