@@ -2,7 +2,8 @@
 
 from datetime import timedelta
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_what_becomes_of_kept_volumes_is_asked(tmp_path: Path, volumes: str, sta
     house.close()
 
 
+@pytest.mark.parametrize("fail", [None, "boot"])
+def test_what_else_was_kept_of_a_failed_job_goes_with_it(tmp_path: Path, fail: str | None) -> None:
+    house, job, _ = _run(tmp_path, fail=fail)
+    forgotten: list[UUID] = []
+    removal = Removal(house.store, here="local", destroy=lambda _: None, forget=lambda found: forgotten.append(found.id))
+    removal.remove(job.id, "keep")
+    assert forgotten == ([] if fail is None else [job.id])
+    house.close()
+
+
 def test_volumes_that_another_job_took_up_are_that_ones(tmp_path: Path) -> None:
     house, job, removal = _run(tmp_path, fail="boot")
     again = house.intake.retry(job.id, {})
@@ -79,12 +90,30 @@ def test_a_removal_that_was_cut_off_goes_on_and_nobody_takes_the_copy_up_meanwhi
     house.close()
 
 
-def test_a_job_that_still_tidies_up_or_is_anothers_stays(tmp_path: Path) -> None:
-    house, job, removal = _run(tmp_path)
-    house.store.record(job.id, "mark", "vm-1")
-    with pytest.raises(Conflict, match="still has to tidy up: mark vm-1"):
-        removal.remove(job.id, None)
-    house.store.strike(job.id, "mark", "vm-1")
+def test_a_copy_that_a_job_takes_up_at_the_moment_of_its_removal_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, job, removal = _run(tmp_path, fail="boot")
+    change = house.store.change
+
+    def taken_up_before(*asked: Any) -> Migration:
+        monkeypatch.undo()
+        house.intake.retry(job.id, {})
+        return change(*asked)
+
+    monkeypatch.setattr(house.store, "change", taken_up_before)
+    with pytest.raises(Conflict, match="is continued by job"):
+        removal.remove(job.id, "destroy")
+    assert house.volume(job).exists()
+    house.close()
+
+
+@pytest.mark.parametrize(("fail", "owed"), [(None, "mark"), ("boot", "mark"), ("boot", "domain")])
+def test_a_job_that_still_tidies_up_or_is_anothers_stays(tmp_path: Path, fail: str | None, owed: str) -> None:
+    """A completed job's domain is its guest; a failed one's must go."""
+    house, job, removal = _run(tmp_path, fail=fail)
+    house.store.record(job.id, owed, "vm-1")
+    with pytest.raises(Conflict, match=f"still has to tidy up: {owed} vm-1"):
+        removal.remove(job.id, "keep")
+    house.store.strike(job.id, owed, "vm-1")
     with pytest.raises(Conflict, match="ran on host local"):
         Removal(house.store, here="other", destroy=lambda job: None, forget=lambda job: None).remove(job.id, None)
     house.close()
