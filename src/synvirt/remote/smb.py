@@ -14,6 +14,7 @@ import errno
 import struct
 import threading
 import uuid
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -52,6 +53,11 @@ from synvirt.remote.smb_native import FAILURES_MAX, WORTH_BYTES, NativeShare
 from synvirt.sizes import MIB
 
 READ_TIMEOUT_S: Final = 30.0
+# A server that says nothing for so long, while a file is opened or a folder listed, is asked whether it is there, and is given
+# up when it says nothing for so long again. The library's own limit is ten minutes.
+SILENCE_S: Final = 30
+# For a whole login: the server may ask a domain controller. The library sets no limit.
+LOGIN_TIMEOUT_S: Final = 60.0
 # The size of one request; servers allow up to 8 MiB. Each costs one credit per 64 KiB.
 REQUEST_BYTES: Final = MIB
 _CREDITS_WANTED: Final = 256
@@ -92,6 +98,25 @@ class _BoundedTcp(Tcp):  # type: ignore[misc]
 smbprotocol.connection.Tcp = _BoundedTcp
 
 
+class _Connection(Connection):  # type: ignore[misc]
+    """A connection that a silent server does not hold up."""
+
+    def __init__(self, address: str, port: int) -> None:
+        super().__init__(uuid.uuid4(), address, port)
+        self._receive_timeout = SILENCE_S
+
+    @contextlib.contextmanager
+    def within(self, limit_s: float) -> Iterator[None]:
+        """The connection ends where the block takes longer, and then so does the block."""
+        timer = threading.Timer(limit_s, _disconnect, [self])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
 class SmbPlace:
     """A folder of an SMB share."""
 
@@ -106,7 +131,7 @@ class SmbPlace:
             raise BadRequest("the URL names no share", hint="smb://HOST/SHARE/FOLDER/FILE")
         self._share, self._folder = share, folder
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: _Connection | None = None
         self._tree: TreeConnect | None = None
         self._closed = False
         self._native: NativeShare | None = None
@@ -175,7 +200,8 @@ class SmbPlace:
             if self._tree is None:
                 self._connection = self._reached()
                 try:
-                    self._tree = self._logged_in(self._connection)
+                    with self._connection.within(LOGIN_TIMEOUT_S):
+                        self._tree = self._logged_in(self._connection)
                     self._native = self._faster(self._connection.server_name)
                 except BaseException:
                     _disconnect(self._connection)
@@ -193,11 +219,11 @@ class SmbPlace:
         with self._lock:
             return self._native
 
-    def _reached(self) -> Connection:
+    def _reached(self) -> _Connection:
         """Connects to its addresses, in turn. They are checked, and no name server is asked again."""
         failure: Exception | None = None
         for address in self._remote.guard.addresses(self._host, self._port):
-            connection = Connection(uuid.uuid4(), address, self._port)
+            connection = _Connection(address, self._port)
             try:
                 connection.connect(timeout=CONNECT_TIMEOUT_S)
             except ValueError as error:  # the library raises it for an address that does not answer

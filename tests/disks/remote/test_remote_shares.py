@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from synvirt.errors import AuthFailed, DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable
-from synvirt.remote import Remote, retrying, smb_shares
+from synvirt.remote import Interrupted, Remote, retrying, smb, smb_shares
 from synvirt.remote.smb import SmbPlace
 from tests.running.ports import free_port
 from tests.servers.remote_servers import PASSWORD, Samba, remote, samba, wire
@@ -32,6 +32,27 @@ def share(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samba
 
 def there(share: Samba) -> Remote:
     return remote(share.url, credentials=LOGIN)
+
+
+@pytest.mark.parametrize("before", ["login", "file"])
+def test_a_server_that_falls_silent_is_given_up(share: Samba, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    """A domain controller that it asks is away; or its disks hang, and its connection stays."""
+    (share.folder / "there.vhdx").write_bytes(b"x")
+    monkeypatch.setattr(smb, "SILENCE_S", 1)
+    monkeypatch.setattr(smb, "LOGIN_TIMEOUT_S", 1.0)
+    with wire(share.port) as between:
+        place = SmbPlace(remote(f"smb://127.0.0.1:{between.port}/disks/", credentials=LOGIN))
+        if before == "login":
+            between.on_bytes = lambda _: between.open.clear()  # all but its first answer
+        else:
+            place.tree()
+            between.open.clear()
+        with pytest.raises(Interrupted):
+            place.open("there.vhdx")
+        between.on_bytes = lambda _: None
+        between.open.set()
+        assert place.open("there.vhdx").size == 1
+        place.close()
 
 
 def test_how_it_is_spoken_to(share: Samba, kind: str) -> None:
