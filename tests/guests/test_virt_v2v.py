@@ -1,6 +1,7 @@
 """How virt-v2v-in-place is started. What it does: tests/real/test_windows.py."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,19 @@ def test_a_folder_that_cannot_be_made_is_the_conversions_error(tmp_path: Path, m
     with pytest.raises(V2vFailed, match="phony was not converted: Not a directory") as caught:
         preparer.convert(NAME, manifest(), [], lambda *_: None, lambda: False)
     assert "{data_dir}" in (caught.value.hint or "")
+
+
+def test_a_conversion_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is noted in the store, which is durable. Of overlays that are not there nothing is taken over."""
+    synced: list[Path] = []
+    monkeypatch.setattr(virt_v2v, "run", lambda *_, **__: None)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    disk, folder = tmp_path / "disk.raw", tmp_path / "conversions" / NAME
+    disk.write_bytes(bytes(1 << 20))
+    preparer = VirtV2vInPlace(folder.parent, tmp_path / "iso", tmp_path / "none", kvm=lambda: True)
+    preparer.convert(NAME, manifest(), [str(disk)], lambda *_: None, lambda: False)
+    assert synced == [folder / "0.qcow2", folder, folder.parent]
 
 
 def test_the_tool_gets_the_files_of_an_image_and_the_image_where_it_cannot_be_unpacked(

@@ -27,8 +27,8 @@ class GuestPreparer(Protocol):
     - `wants(manifest)`: whether this guest needs preparing (Windows does).
     - `check()`: V2vFailed with the cause, when the tool or the driver image is missing on this host.
     - `convert(name, ...)`: installs the drivers (boot disk first in `devices`). The changes are in overlays of that name, which
-      each call makes again. V2vFailed with the cause; Cancelled. The volumes are not changed. `backing`: for
-      each device that is an overlay in qcow2 itself, its raw backing file.
+      each call makes again, and which are durable on return. V2vFailed with the cause; Cancelled. The volumes are not
+      changed. `backing`: for each device that is an overlay in qcow2 itself, its raw backing file.
     - `adopt(name, devices)`: commits the overlays into the volumes; durable on return. May run again after a crash or
       AdoptFailed; does nothing where there are no overlays.
     - `discard(name)`: removes the overlays of that name. Idempotent.

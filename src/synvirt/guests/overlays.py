@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from synvirt.cage.launch import image_tool
+from synvirt.durable import sync_folder
 from synvirt.errors import V2vFailed
 from synvirt.guests import AdoptFailed
 from synvirt.programs import ProgramFailed, end_users, run
@@ -53,6 +54,14 @@ def lay(folder: Path, devices: list[str], backing: Mapping[str, str]) -> list[Pa
 def chain(device: str, backing: Mapping[str, str]) -> list[str]:
     """The device, and the file under it."""
     return [device, *([backing[device]] if device in backing else [])]
+
+
+def keep(folder: Path, laid: list[Path]) -> None:
+    """Makes overlays durable that a program has written: it writes them without flushing. OSError."""
+    for overlay in laid:
+        _flush(str(overlay))
+    sync_folder(folder)
+    sync_folder(folder.parent)
 
 
 def take_over(folder: Path, devices: list[str], backing: Mapping[str, str]) -> None:

@@ -141,6 +141,7 @@ class VirtV2vInPlace:
                 raise _failed(manifest, messages.last("error") or _last_line(error.stderr) or error.detail) from error
             finally:
                 end_users(self._folder / name)
+            overlays.keep(self._folder / name, laid)
         if messages.contains(_WITHOUT_DRIVERS):
             raise _failed(manifest, messages.last("warning") or messages.last("info") or "no driver was installed")
 
