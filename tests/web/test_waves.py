@@ -188,6 +188,8 @@ def test_a_wave_is_made_of_a_file_and_what_is_wrong_with_its_rows_is_listed(page
     look_at(page, "wave-new")
     chosen_file(page, "broken.json", b'{"name": 5')
     expect(page.locator("#problems tbody tr")).to_have_count(1)
+    chosen_file(page, "empty.csv", b"")
+    expect(page.locator("#problems tbody tr")).to_contain_text("the file is empty")
     assert service.waves.page(limit=100, cursor=None)[0] == before, "nothing is taken in by half"
     chosen_file(page, "november.json", json.dumps(body("a", "b")).encode())
     expect(page.locator("#state")).to_have_text("Draft")

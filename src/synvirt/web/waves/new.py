@@ -74,14 +74,18 @@ class NewWavePages:
     async def of_file(self, request: Request) -> Response:
         """Lists all that is wrong with the rows, or makes a draft of each wave in the file."""
         body = await bounded(request, CSV_BYTES_MAX + FRAMING_BYTES)
-        filename, content = await run_in_threadpool(_file, request.headers.get("content-type", ""), body)
+        try:
+            filename, content = await run_in_threadpool(_file, request.headers.get("content-type", ""), body)
+        except BadRequest as error:  # no file was chosen, or an empty one
+            if type(error) is not BadRequest:  # it is no form
+                raise
+            return await run_in_threadpool(self._page, "", [_of_all(error)])
         is_json = content.lstrip()[:1] == b"{"
         name = None if is_json else clean(PurePath(filename).stem) or None
         try:
             looked = await self._importer.take(content, name=name, into=None, dry_run=False)
         except SynvirtError as error:
-            problem = SheetProblem(row=0, column="", detail=error.detail[:500], hint=error.hint)
-            looked = WaveImport(problems=(problem,))
+            looked = WaveImport(problems=(_of_all(error),))
         if looked.problems:
             return await run_in_threadpool(self._page, filename, looked.problems)
         made = [str(one.id) for one in looked.waves]
@@ -124,6 +128,11 @@ def _file(content_type: str, body: bytes) -> tuple[str, bytes]:
     form = UploadForm(content_type, cap_bytes=CSV_BYTES_MAX, begin=Sheet)
     form.feed(body)
     return form.finish()
+
+
+def _of_all(error: SynvirtError) -> SheetProblem:
+    """A problem of the whole file."""
+    return SheetProblem(row=0, column="", detail=error.detail[:500], hint=error.hint)
 
 
 def wave_request(form: Form, plans: Sequence[MigrationPlan]) -> WaveRequest:
