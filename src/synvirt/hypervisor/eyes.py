@@ -53,8 +53,8 @@ def screen_text(domain: Any) -> str:
 def screenshot(connection: Any, domain: Any) -> bytes | None:
     """The screen as a PNG (QEMU 7.1 or later). None, where the guest has no screen or is off."""
     libvirt = load()
-    stream = connection.newStream(0)
     try:
+        stream = connection.newStream(0)
         if domain.screenshot(stream, 0, 0) != "image/png":
             stream.abort()
             return None
