@@ -62,6 +62,20 @@ def test_a_folder_that_cannot_be_made_is_the_conversions_error(tmp_path: Path, m
     assert "{data_dir}" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("setting", ["iso", "virt_tools"])
+def test_files_that_cannot_be_looked_at_are_the_conversions_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """As in a folder that the service's user may not enter; here, by a name that no file can have."""
+    monkeypatch.setattr(virt_v2v, "find", lambda program: program)
+    (tmp_path / "iso" / "guest-agent").mkdir(parents=True)
+    places = {"iso": tmp_path / "iso", "virt_tools": tmp_path / "none"} | {setting: tmp_path / ("x" * 300)}
+    with pytest.raises(V2vFailed, match="cannot be read, and a conversion needs it: File name too long") as caught:
+        VirtV2vInPlace(tmp_path / "conversions", **places, kvm=lambda: True).check()
+    assert "virtio_win_iso" in (caught.value.hint or "")
+    assert str(tmp_path) not in caught.value.detail
+
+
 def test_a_conversion_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end is noted in the store, which is durable. Of overlays that are not there nothing is taken over."""
     synced: list[Path] = []

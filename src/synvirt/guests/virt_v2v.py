@@ -95,6 +95,15 @@ class VirtV2vInPlace:
     def check(self) -> None:
         if find(PROGRAM) is None:
             raise V2vFailed(f"{PROGRAM} is not installed, and {_WHY}", hint="apt-get install virt-v2v")
+        try:
+            self._check_files()
+        except OSError as error:
+            raise V2vFailed(
+                f"{Path(error.filename or self._iso).name} cannot be read, and a conversion needs it: {error.strerror}",
+                hint="let the service's user read what the settings virtio_win_iso and virt_tools_dir name",
+            ) from error
+
+    def _check_files(self) -> None:
         if not self._iso.exists():
             raise V2vFailed(
                 f"the virtio driver image {self._iso.name} is missing, and {_WHY}",
