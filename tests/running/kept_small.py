@@ -27,10 +27,13 @@ from tests import drawn
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # <malloc.h>
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 # The C library keeps what its threads free, in up to eight arenas a core, and ever larger pieces: the largest that a test has
 # freed. A piece of a disk or more goes back at once.
 ARENAS, GIVEN_BACK_BYTES = 2, 4 << 20
+# With GIVEN_BACK_BYTES set, the C library returns all but 128 KiB of the free memory at the end of an arena, and takes it again
+# for the next copy: that was half of the page faults of the laws of kinds. So it keeps more, and takes more at a time.
+KEPT_FREE_BYTES, TOP_PAD_BYTES = 32 << 20, 1 << 20
 # Begun when they are first needed, and end with the process: libvirt's event loop, and the thread that starts tunnels.
 READ_NO_DISK = ("libvirt-events", "tunnels_0")
 # More than that since it was last looked for is looked for: it takes a tenth of a second.
@@ -63,6 +66,8 @@ class KeptSmall:
         if hasattr(library, "mallopt"):
             library.mallopt(M_ARENA_MAX, ARENAS)
             library.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
+            library.mallopt(M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
+            library.mallopt(M_TOP_PAD, TOP_PAD_BYTES)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
