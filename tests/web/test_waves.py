@@ -2,7 +2,7 @@
 
 import json
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from playwright.sync_api import Page, expect
 
@@ -38,7 +38,9 @@ def made(service: Service, *names: str, **more: Any) -> Wave:
 
 def set_member(service: Service, wave: Wave, name: str, **fields: Any) -> None:
     (member,) = [one for one in service.waves.whole(wave.id).members if one.id == name]
-    assert change_members(service.store.waves, wave.id, [member], {member.state}, fields) == [name]
+    assert change_members(service.store.waves, wave.id, [member], {member.state}, fields, submitted="job_id" in fields) == [
+        name
+    ]
 
 
 def test_an_operator_leads_a_wave_through_its_night(page: Page, service: Service) -> None:
@@ -113,9 +115,12 @@ def test_a_word_is_given_for_one_member(page: Page, service: Service) -> None:
 
 
 def test_the_guests_of_a_wave_are_rehearsed_together(page: Page, service: Service) -> None:
-    wave = made(service, "shop", "db", "mail")
+    wave = made(service, "shop", "db", "mail", "lost")
     for name in ("shop", "db"):
         set_member(service, wave, name, state=MemberState.SYNCING, job_id=jobs.warm(service, f"together-{name}"))
+    refused = {"state": MemberState.FAILED, "job_id": uuid4(), "cause": "its plan was refused"}
+    (lost,) = [one for one in service.waves.whole(wave.id).members if one.id == "lost"]
+    assert change_members(service.store.waves, wave.id, [lost], {lost.state}, refused) == ["lost"]
     page.goto(f"/waves/{wave.id}")
     expect(page.locator("#ask-rehearse")).to_have_count(0)  # it copies nothing yet
     service.waves.go(wave.id)
@@ -125,6 +130,9 @@ def test_the_guests_of_a_wave_are_rehearsed_together(page: Page, service: Servic
     page.get_by_role("button", name="Yes: rehearse together").click()
     expect(page.locator("#member-db")).to_contain_text("Rehearsal waiting for the end of a pass")
     expect(page.locator("#member-mail")).not_to_contain_text("Rehearsal")
+    expect(page.locator("#member-lost")).to_contain_text("its plan was refused")
+    expect(page.locator("#job-db")).to_have_count(1)
+    expect(page.locator("#job-lost")).to_have_count(0)
     found = [service.store.rehearsals.of(job_id)[0] for job_id in wave_jobs(service, wave)]
     assert found[0].together is not None
     assert found[0].together == found[1].together
@@ -137,7 +145,8 @@ def test_the_guests_of_a_wave_are_rehearsed_together(page: Page, service: Servic
 
 
 def wave_jobs(service: Service, wave: Wave) -> list[UUID]:
-    return [one.job_id for one in service.waves.whole(wave.id).members if one.job_id is not None]
+    known = [one.job_id for one in service.waves.whole(wave.id).members if one.state is not MemberState.FAILED]
+    return [job_id for job_id in known if job_id is not None]
 
 
 def test_a_forecast_is_drawn_and_kept(page: Page, service: Service) -> None:

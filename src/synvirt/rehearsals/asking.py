@@ -24,6 +24,7 @@ from synvirt.model.rehearsal import (
 from synvirt.model.values import now
 from synvirt.rehearsals.steps import BEFORE_CUT_OVER
 from synvirt.store import Store
+from synvirt.store.documents import Unreadable
 
 
 class Engine(Protocol):
@@ -98,12 +99,19 @@ class Rehearsing:
         self._store.waves.get(wave_id)
         rows = self._store.waves.members(wave_id)[0]
         documents = {one.member_id: json.loads(one.document) for one in rows}
-        jobs = {one.member_id: self._store.get(one.job_id) for one in rows if one.job_id is not None}
+        jobs = {one.member_id: self._job(one.job_id) for one in rows if one.job_id is not None}
         return [
             (RehearsedJob.model_validate({"migration_id": str(job.id), "checks": _checks(documents[name])}), job)
             for name in _in_order(documents.values())
             if (job := jobs.get(name)) is not None and why_not(job) is None
         ]
+
+    def _job(self, job_id: UUID) -> Migration | None:
+        """None: it was removed, or was refused when the wave submitted it; or this version cannot read it."""
+        try:
+            return self._store.get(job_id)
+        except (NotFound, Unreadable):
+            return None
 
     def _begin(self, rehearsals: Sequence[Rehearsal]) -> None:
         for one in rehearsals:

@@ -276,6 +276,8 @@ class WavePages:
             "shown": state,
             "after": after,
             "following": None if last is None else last + 1,
+            # A member has its job's id before there is a job, and keeps it where the plan was refused.
+            "begun": {one.member_id for one in rows if one.submitted},
             "members": [(member, possible_of_member(wave, member)) for member in members],
             "rehearsed": self._rehearsing.states_of([one.job_id for one in members if one.job_id is not None]),
             "words_missing": words_missing,
