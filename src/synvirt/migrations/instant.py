@@ -4,8 +4,8 @@
                                 └▶ the pass copies the same disks to the volumes, and yields to the guest's reads
     Starting      the guest's layers become its volumes, without a stop ─▶ domain over the volumes defined ─▶ export ended
 
-Once the guest has started, a failure of the copy does not fail the job: the job shows it, and tries again until the copy is
-complete or an operator cancels, which loses what the guest wrote. A guest that cannot read is paused, and resumed when it can.
+From the guest's start until it is on its volumes no failure of a step fails the job: the job shows it, and tries the step again
+until it succeeds or an operator cancels, which loses what the guest wrote. A guest that cannot read is paused, and resumed when it can.
 The export outlives the service; the host that has the job finds it, or makes it again.
 """
 
@@ -316,9 +316,9 @@ async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: 
         else:
             await _while_guest_is_kept(job, readers, [until_it_goes_well(job, moved)])
         await _show_room(job, None)
-        job.stop.check()  # the last moment at which a cancel is possible
     await until_it_goes_well(job, partial(sweep_export, job, str(job.id)))
     await _be(job, "done")
+    job.stop.check()  # the last moment at which a cancel is possible
     await job.strike("export", str(job.id))
 
 
