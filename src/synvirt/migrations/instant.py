@@ -5,8 +5,8 @@
     Starting      the guest's layers become its volumes, without a stop ─▶ domain over the volumes defined ─▶ export ended
 
 From the guest's start until it is on its volumes no failure of a step fails the job: the job shows it, and tries the step again
-until it succeeds or an operator cancels, which loses what the guest wrote. A guest that cannot read is paused, and resumed when it can.
-The export outlives the service; the host that has the job finds it, or makes it again.
+until it succeeds or an operator cancels, which loses what the guest wrote. A guest that cannot read is paused, and resumed when
+it can. The export outlives the service; the host that has the job finds it, or makes it again.
 """
 
 import asyncio
