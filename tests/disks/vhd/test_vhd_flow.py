@@ -1,6 +1,7 @@
 """VHDs that come once: whole disks and differences, cut at any byte, out of order, and larger than their disk."""
 
 import random
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -66,7 +67,18 @@ def test_a_whole_disk_reads_as_the_specification_says(image: Vhd, seed: int) -> 
     file = image.file(seed)
     flow = VhdFlow(Sent(file).fill, image.size, "disk")
     assert sum(extent.length for extent in flow.extents()) == image.size
-    assert read(flow, b"\xff" * image.size, steps(seed)) == image.disk(file)
+    disk = image.disk(file)
+    assert read(flow, b"\xff" * image.size, steps(seed)) == disk
+    # A pass that goes on from a watermark does not read what lies before it, nor what is not asked for.
+    flow, taken, at = VhdFlow(Sent(file).fill, image.size, "disk"), random.Random(seed), 0
+    for length in steps(seed):
+        buffer = memoryview(bytearray(min(length, image.size - at)))
+        if taken.random() < 0.5:
+            flow.read_into(at, buffer)
+            assert buffer == disk[at : at + len(buffer)]
+        at += len(buffer)
+        if at == image.size:
+            break
 
 
 def disks(folder: Path) -> tuple[Path, Path]:
@@ -133,6 +145,21 @@ def test_refused_by_name(image: Vhd, size: int, error: type[SynvirtError], words
     content = image.footer() + image.file(1) if image.kind == FIXED else image.file(1)
     with pytest.raises(error, match=words):
         read(VhdFlow(Sent(content).fill, size, "disk"), bytes(size), steps(6))
+
+
+def test_a_block_over_what_was_sent_before_it_is_refused() -> None:
+    image = Vhd(8192, blocks=(Block(0, WHOLE), None))
+    content = bytearray(image.file(1))
+    struct.pack_into(">I", content, 512 + 1024, 1)  # in the BAT, behind the copy of the footer and the header
+    with pytest.raises(MalformedArchive, match="order"):
+        VhdFlow(Sent(bytes(content)).fill, 8192, "disk")
+
+
+def test_a_footer_without_its_checksum_is_none() -> None:
+    content = bytearray(Vhd(8192, blocks=(None, None)).file(1))
+    content[55] ^= 1  # the size of the disk
+    with pytest.raises(MalformedArchive, match="does not begin as a VHD does"):
+        VhdFlow(Sent(bytes(content)).fill, 8192, "disk")
 
 
 def test_what_was_passed_or_is_not_there_is_not_read(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def flow(content: bytes) -> VmdkFlow:
 
 
 def read(opened: VmdkFlow, pieces: list[int]) -> bytes:
-    """Piece by piece, and the rest in one."""
-    found, at = bytearray(opened.size), 0
+    """Piece by piece, and the rest in one; into a buffer that was used before."""
+    found, at = bytearray(b"\xa5" * opened.size), 0
     for piece in [*pieces, opened.size]:
         stop = min(at + piece, opened.size)
         opened.read_into(at, memoryview(found)[at:stop])
