@@ -10,6 +10,7 @@ import struct
 import subprocess
 import tarfile
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -270,7 +271,10 @@ def test_a_piece_that_is_not_what_its_digest_says(packing: Packing, tmp_path: Pa
         data[data.index(b"B" * 100) + 5000] ^= 1
         path = tmp_path / "a.xva"
         path.write_bytes(pack(bytes(data), packing, tmp_path))
-        refused(path, 3 * MIB, "Ref:4 in a.xva: the 1048576 bytes at offset 1048576 do not have their digest")
+        says = "Ref:4 in a.xva: the 1048576 bytes at offset 1048576 do not have their digest"
+        refused(path, 3 * MIB, says)
+        with closing(opened(path, 3 * MIB)) as reader, pytest.raises(MalformedArchive, match=says):
+            reader.read_into(MIB, memoryview(bytearray(512)))  # a part of it, and none that has changed
 
 
 @both
