@@ -66,6 +66,35 @@ def test_a_conversion_that_failed_is_tried_again_on_the_same_copy(house: House) 
     assert again.passes == ()
 
 
+def test_a_guest_that_was_converted_is_not_converted_twice(house: House) -> None:
+    house.preparer.fails, house.hypervisor.fail = False, "boot"
+    before = failed(house)
+    assert states(before)[-2] == State.STARTING
+    mended(house)
+    house.hypervisor.fail = None
+    again = house.run(house.intake.retry(before.id, {}).id)
+    assert (again.state, len(house.preparer.prepared)) == (State.COMPLETED, 1), again.last_error
+    assert house.volume(again).read_bytes().startswith(MARK)
+
+
+@pytest.mark.parametrize("call", ["change", "add"])
+def test_a_service_that_is_killed_while_it_takes_a_copy_up_leaves_it_to_one_job(
+    house: House, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    before = failed(house)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(house.store, call, killed)
+        with pytest.raises(KeyboardInterrupt):
+            house.intake.retry(before.id, {})
+    assert [job.id for job in jobs(house)] == [before.id]
+    mended(house)
+    assert house.run(house.intake.retry(before.id, {}).id).state == State.COMPLETED
+
+
 def test_half_a_copy_and_half_a_conversion_are_taken_up_by_nobody(house: House) -> None:
     """A guest that was started at once may fail before its copy is whole; and what committed a conversion may have failed."""
     before = failed(house)
@@ -176,11 +205,13 @@ def test_what_a_conversion_wrote_is_gone_when_a_live_job_is_taken_up(house: Hous
     second = house.run(house.intake.retry(before.id, {}).id)
     assert (second.state, states(second)[-2]) == (State.FAILED, State.STARTING)
     assert house.volume(second).read_bytes().startswith(MARK)
+    third = house.run(house.intake.retry(second.id, {}).id)  # so it is converted again
+    assert (len(house.preparer.prepared), house.volume(third).read_bytes()[: len(MARK)]) == (2, MARK)
     house.hypervisor.fail = None
-    third = house.run(house.intake.retry(second.id, {"conversion": "never"}).id)
-    assert (third.state, third.attempt) == (State.COMPLETED, 3), third.last_error
-    assert house.volume(third).read_bytes() == house.platform.disk_path(VM, DISK).read_bytes()
-    house.prove(third)
+    fourth = house.run(house.intake.retry(third.id, {"conversion": "never"}).id)
+    assert (fourth.state, fourth.attempt) == (State.COMPLETED, 4), fourth.last_error
+    assert house.volume(fourth).read_bytes() == house.platform.disk_path(VM, DISK).read_bytes()
+    house.prove(fourth)
 
 
 def test_what_was_wrong_with_a_live_job_is_corrected(house: House) -> None:
