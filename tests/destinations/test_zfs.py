@@ -34,6 +34,20 @@ class TestDestination(DestinationContract):
         return DestinationCase(destination=over(fake), another=lambda: over(fake), volumes=fake.volumes)
 
 
+def test_what_carries_no_mark_of_its_own_is_never_destroyed(fake: FakeZfs) -> None:
+    """On a host that anybody uses: tests/guest does the same on real zfs. What a job's folder has counts for no volume."""
+    destination, job = over(fake), uuid4()
+    mine, other = (destination.volume_name(job, label) for label in ("mine", "theirs"))
+    destination.create(mine, SIZE)
+    Zfs(fake.program)("create", "-s", "-V", "1048576", "-o", "volblocksize=65536", other)
+    with pytest.raises(DiskWriteFailed, match="does not carry the mark"):
+        destination.destroy(other)
+    with pytest.raises(DiskWriteFailed, match="does not carry the mark"):
+        destination.create(other, 1 << 20)
+    destination.destroy(mine)  # and the folder stays, as it is not empty
+    assert fake.volumes() == [other]
+
+
 def test_what_is_busy_is_asked_again(fake: FakeZfs) -> None:
     waited: list[float] = []
     destination = over(fake, waited.append)
