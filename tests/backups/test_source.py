@@ -133,6 +133,15 @@ def test_what_changed_is_read_and_the_rest_is_taken_by_name(host: Host) -> None:
     assert host.chunk(first, 3) == chunk(3)  # an earlier point is what it was
 
 
+def test_what_did_not_change_keeps_its_name_in_each_page_of_a_disk(host: Host) -> None:
+    changed = [page * PAGE_CHUNKS + 3 for page in range(3)]
+    disk = Disk(3 * GIB - 5, {number: chunk(number) for one in changed for number in (one, one + 1)})
+    _, first = host.take(disk)
+    after = Disk(disk.size, disk.chunks | {number: chunk(-number) for number in changed})
+    _, second = host.take(after, first, areas(*changed))
+    assert [number for number, content in after.chunks.items() if host.chunk(second, number) != content] == []
+
+
 def test_an_unchanged_disk_costs_no_more_if_it_is_larger(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither of the disk nor of the repository: bytes that are read of a disk of 8 GiB and of one of 256 GiB."""
     cost = []

@@ -243,6 +243,17 @@ def test_a_folder_of_this_host_holds_a_sparse_disk(tmp_path: Path) -> None:
     assert verify_repository(Repository(HostFolder(folder), KEY)).wrongs == ()
 
 
+@pytest.mark.parametrize("missing", [0, CHUNK_BYTES // 2, CHUNK_BYTES - 1])
+def test_a_disk_of_which_a_byte_never_came_is_none(missing: int) -> None:
+    content = memoryview(bytearray(b"x" * CHUNK_BYTES))
+    writer = ChunkWriter(opened(MemoryFolder(), new=True).session(), 2 * CHUNK_BYTES)
+    writer.write(0, content)
+    writer.write(CHUNK_BYTES, content[:missing])
+    writer.write(CHUNK_BYTES + missing + 1, content[missing + 1 :])
+    with pytest.raises(DiskWriteFailed, match=f"nothing came for the disk's bytes from offset {CHUNK_BYTES} on"):
+        writer.finish()
+
+
 def test_a_file_that_is_missing_from_a_folder_is_damage(tmp_path: Path) -> None:
     (tmp_path / "packs").mkdir()
     with pytest.raises(RepositoryDamaged, match="missing"):
