@@ -22,7 +22,7 @@ import pytest
 from synvirt.api.routes import peer as peer_route
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.backups.repositories import Repositories
-from synvirt.errors import BackupBadRequest, RepositoryFull, RepositoryUnreachable
+from synvirt.errors import BackupBadRequest, RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed
 from synvirt.repository import packs
 from synvirt.repository import peer as peer_folder
 from synvirt.repository.folder import put
@@ -105,6 +105,23 @@ def test_connections_that_break_off_are_made_again(peer: Peer) -> None:
         again = Repository(shaky, KEY)
         assert restored(again, point) == [noise.content]
         assert between.connections > 4
+
+
+def test_a_peer_that_sends_less_or_far_more_than_was_asked_for_is_not_believed(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = peer.opened()
+    opened(folder, new=True)
+    name, content = _pack()
+    put(folder, name, [content])
+    monkeypatch.setattr(peer_folder, "_ANSWER_BYTES_MAX", 99_999)
+    assert folder.read(name, 0, 99_999) == content[:99_999]
+    with pytest.raises(StoreWriteFailed, match="answers 200"):
+        folder.read(name, 0, 100_000)
+    assert folder.read(name, 5, 10) == content[5:15]  # by another connection: the rest of that answer is nobody's
+    monkeypatch.setattr(folder, "_ask", lambda *_: content[:9])
+    with pytest.raises(RepositoryDamaged, match="sends 9 of the 10 bytes"):
+        folder.read(name, 0, 10)
 
 
 def test_another_certificate_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
