@@ -99,6 +99,8 @@ def test_wishes_move_a_wave_and_are_on_the_stream_and_in_the_audit_trail(client:
     assert client.post(f"{url}/members/a/skip").json()["state"] == "skipped"
     assert client.post(f"{url}/members/a/retry").json()["state"] == "waiting"
     assert client.post(f"{url}/members/nobody/skip").status_code == 404
+    assert client.post(f"{url}/retry").json()["code"] == "E_MIG_CONFLICT"
+    assert client.post(f"{url}/retry", json={"members": ["nobody"]}).json()["code"] == "E_MIG_BAD_REQUEST"
     assert client.put(url, json=request).status_code == 409
     assert client.delete(url).status_code == 409
     with client.stream("GET", f"{WAVES}/stream", params={"wave_id": wave_id}, headers={"Last-Event-ID": "0"}) as stream:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.model import Group, Window
 from synvirt.fleet.order import PROBLEMS_MAX, order, problems
-from tests.fleet.made import member, plan, wave
+from synvirt.model.plan import MigrationPlan
+from tests.fleet.made import SOURCE, member, plan, wave
 
 
 def night(name: str, rrule: str | None = None) -> Window:
@@ -45,6 +46,33 @@ def test_a_member_that_would_start_at_once_is_refused() -> None:
     assert field == "members[1].plan.instant"
     assert "'erp'" in detail
     assert hint
+
+
+def of_file(ref: dict[str, str], name: str | None = None) -> MigrationPlan:
+    source = {"Offline": "qcow2"}
+    return MigrationPlan.model_validate({"source": source, "source_ref": ref, "mode": "Cold", "target": {"name": name}})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"kind": "offline_host_path", "path": "/srv/a.qcow2"}, {"kind": "offline_host_path", "path": "/srv/./x/../a.qcow2"}),
+        ({"kind": "upload", "upload_id": str(SOURCE)}, {"kind": "upload", "upload_id": str(SOURCE)}),
+        (
+            {"kind": "remote_url", "url": "https://nas.example/a.qcow2"},
+            {"kind": "remote_url", "url": "https://nas.example/a.qcow2"},
+        ),
+    ],
+)
+def test_one_machine_of_one_file_is_one_member(one: dict[str, str], other: dict[str, str]) -> None:
+    """Two members with names of their own are two guests from one template."""
+    [(field, detail, hint)] = problems_of(wave(member("a", plan=of_file(one)), member("b", plan=of_file(other))))
+    assert field == "members[1].plan.source_ref"
+    assert "'b' is the machine that 'a' is" in detail
+    assert hint
+    assert problems(wave(member("a", plan=of_file(one, "a")), member("b", plan=of_file(other, "b")))) == ()
+    parts = [{**ref, "vm": vm} for ref, vm in ((one, "1"), (other, "2"))]
+    assert problems(wave(*(member(ref["vm"], plan=of_file(ref)) for ref in parts))) == ()
 
 
 @pytest.mark.parametrize(

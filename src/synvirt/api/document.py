@@ -19,7 +19,7 @@ from synvirt.backups.model import (
     SealedKeyRequest,
 )
 from synvirt.fleet.forecasting import WhatIf
-from synvirt.fleet.model import ApprovalRequest, RollBackRequest, WaveRequest, WaveUpdate
+from synvirt.fleet.model import ApprovalRequest, RollBackRequest, WaveRequest, WaveRetryRequest, WaveUpdate
 from synvirt.fleet.querying import VmQuery
 from synvirt.model.access import RemoteFileRequest
 from synvirt.model.files import HostFileRequest, UploadInspectRequest
@@ -52,6 +52,7 @@ _MODELS = (
     WaveRequest,
     ApprovalRequest,
     RollBackRequest,
+    WaveRetryRequest,
     WhatIf,
     VmQuery,
     WaveUpdate,

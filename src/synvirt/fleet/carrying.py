@@ -52,6 +52,7 @@ S = MemberState
 _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
 # Nothing of them is left to roll back.
 _BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
+_CANCELLED = "The wave was cancelled."
 
 
 class Carrying:
@@ -283,6 +284,9 @@ class Carrying:
                     self._failed(seen, member, "Its job was removed.")
             elif job.restarted_by is not None:
                 change_members(self._rows, seen.wave.id, [member], {member.state}, {"job_id": job.restarted_by})
+            elif job.state is State.CANCELLED and seen.wave.state is WaveState.CANCELLED and member.cause is None:
+                fields = {"state": S.ROLLED_BACK, "cause": _CANCELLED}
+                change_members(self._rows, seen.wave.id, [member], {member.state}, fields)
             elif job.state in (State.FAILED, State.CANCELLED):
                 self._failed(seen, member, member.cause or _why(job))
             else:
@@ -389,13 +393,12 @@ class Carrying:
         for member in seen.wave.members:
             if member.state not in MEMBER_ENDS and not seen.rows[member.id].rolling_back:
                 job = seen.job_of(member)
-                cause = "The wave was cancelled."
                 if member.job_id is None:
-                    fields = {"state": S.SKIPPED, "cause": cause}
+                    fields = {"state": S.SKIPPED, "cause": _CANCELLED}
                     change_members(self._rows, seen.wave.id, [member], {member.state}, fields)
                 elif job is None and not seen.rows[member.id].submitted:
                     # Its host may submit it at this moment. So that host ends it.
-                    give_back(self._rows, seen.wave.id, [member], cause)
+                    give_back(self._rows, seen.wave.id, [member], _CANCELLED)
                 elif job is not None and not job.ended:
                     self._cancel(job)
 

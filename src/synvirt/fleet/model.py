@@ -310,6 +310,12 @@ class ApprovalRequest(Received):
         return self
 
 
+class WaveRetryRequest(Received):
+    """Which members are retried; none named: all that failed."""
+
+    members: Annotated[tuple[MemberId, ...], Field(max_length=MEMBERS_MAX)] = ()
+
+
 class RollBackRequest(Received):
     """Which members are rolled back; none named: all that were moved or are being moved."""
 

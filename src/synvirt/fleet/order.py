@@ -6,6 +6,7 @@ of its members. So five thousand members after a group of five hundred are 5,500
 
 import difflib
 import heapq
+import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -15,7 +16,7 @@ from synvirt.errors import InvalidPlan
 from synvirt.fleet.model import Group, MemberRequest, Wave, WaveRequest, Window
 from synvirt.fleet.windows import check as check_window
 from synvirt.migrations.planning.foreseen import PlanProblem
-from synvirt.model.plan import LiveVmRef
+from synvirt.model.plan import HostPathRef, LiveVmRef, RemoteUrlRef, UploadRef
 
 # A list of ten thousand problems helps no reader.
 PROBLEMS_MAX = 200
@@ -66,6 +67,7 @@ def _problems(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
     yield from _windows(wave.windows)
     yield from _references(wave)
     yield from _same_vm(wave.members)
+    yield from _same_file(wave.members)
     yield from _instant(wave.members)
     yield from _together(wave.members, wave.groups)
     groups = {group.name for group in wave.groups}
@@ -150,6 +152,31 @@ def _same_vm(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
                 hint="leave one of them out",
             )
         seen.setdefault(vm, member.id)
+
+
+def _same_file(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
+    """One machine of one file, under one name: the second job would be refused by the name. Two names are two guests from one
+    template."""
+    seen: dict[tuple[str | None, ...], str] = {}
+    for place, member in enumerate(members):
+        ref = member.plan.source_ref
+        if isinstance(ref, LiveVmRef):
+            continue
+        match ref:
+            case HostPathRef():
+                file = posixpath.normpath(ref.path)
+            case UploadRef():
+                file = str(ref.upload_id)
+            case RemoteUrlRef():
+                file = ref.url
+        key = (ref.kind, file, ref.vm, member.plan.target.name)
+        if key in seen:
+            yield PlanProblem(
+                field=f"members[{place}].plan.source_ref",
+                detail=f"{member.id!r} is the machine that {seen[key]!r} is: of the same file, under the same name",
+                hint="leave one of them out; or give each a target.name of its own, if both are to come from one template",
+            )
+        seen.setdefault(key, member.id)
 
 
 def _instant(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:

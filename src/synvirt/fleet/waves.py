@@ -25,6 +25,7 @@ from synvirt.fleet.model import (
     Wave,
     WaveForecast,
     WaveRequest,
+    WaveRetryRequest,
     WaveState,
     WaveSummary,
 )
@@ -273,6 +274,21 @@ class Waves:
         _changed(self.rows, wave_id, changes, of_wave=_GOES_ON)
         self.changed()
         return member_of(self.rows.member(wave_id, member_id))
+
+    def retry_all(self, wave_id: UUID, asked: WaveRetryRequest) -> Wave:
+        """Retries the named members, or all that failed. BadRequest names unknown members. Conflict, if none has failed."""
+        wave = wave_of(self.rows.get(wave_id))
+        names = list(dict.fromkeys(asked.members))
+        if not names:
+            failed = self.rows.members(wave_id, states=[str(MemberState.FAILED)])[0]
+            names = [row.member_id for row in failed if not row.rolling_back]
+            if not names:
+                raise Conflict(f"no member of wave {wave.name} has failed", hint="name the members that are to be tried again")
+        elif unknown := set(names) - {row.member_id for row in self.rows.members(wave_id)[0]}:
+            raise BadRequest(f"members: the wave has no member {', '.join(sorted(unknown)[:20])}")
+        for name in names:
+            self.retry(wave_id, name)
+        return wave_of(self.rows.get(wave_id))
 
     def _last_job(self, row: MemberRow, member: Member) -> tuple[str | None, Migration | None]:
         """The last job with its host. If it was never submitted, the failed one that it would have continued."""

@@ -11,19 +11,22 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select, update
 
+from synvirt.errors import BadRequest, Conflict
 from synvirt.fleet import host_side
 from synvirt.fleet.carrying import Carrying, carried, failed
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
+    MEMBER_ENDS,
     ApprovalRequest,
     RollBackRequest,
+    WaveRetryRequest,
 )
 from synvirt.fleet.records import member_of
 from synvirt.fleet.seeing import Seen
 from synvirt.fleet.waves import change_members, give_back
 from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.model.job import Migration
-from synvirt.model.kinds import State
+from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
 from synvirt.repeating import Pauses
 from synvirt.sizes import KIB
@@ -323,6 +326,38 @@ def test_a_job_that_another_host_submits_when_its_wave_is_cancelled_is_cancelled
     assert night.store.get(job.id).state is State.CANCELLED
     night.until(made.id, lambda seen: states(seen) == {"db": S.ROLLED_BACK})
     side.close()
+
+
+def test_a_member_of_a_cancelled_wave_goes_back_and_has_not_failed(night: Night) -> None:
+    night.vms("db", "web")
+    cold = plan_of("web").model_copy(update={"mode": Mode.COLD})
+    made = night.waves.create(wave({"id": "db", "approvers": ["owner"]}, {"id": "web", "after": ["db"], "plan": cold}))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: states(seen)["db"] is S.READY)
+    night.waves.cancel(made.id)
+    ended = night.until(made.id, lambda seen: set(states(seen).values()) <= MEMBER_ENDS)
+    assert {one.id: (one.state, one.cause) for one in ended.members} == {
+        "db": (S.ROLLED_BACK, "The wave was cancelled."),
+        "web": (S.SKIPPED, "The wave was cancelled."),
+    }
+    assert ended.state is W.CANCELLED
+
+
+def test_all_that_failed_are_retried_at_once(night: Night) -> None:
+    night.vms("db", "web", "app")
+    made = night.waves.create(wave(*({"id": name, "approvers": ["owner"]} for name in ("db", "web", "app"))))
+    night.waves.go(made.id)
+    with pytest.raises(Conflict, match="no member"):
+        night.waves.retry_all(made.id, WaveRetryRequest())
+    whole = night.waves.whole(made.id)
+    change_members(night.store.waves, made.id, whole.members[:2], {S.WAITING}, {"state": S.FAILED, "cause": "its disk is full"})
+    change_members(night.store.waves, made.id, whole.members[2:], {S.WAITING}, {"state": S.SKIPPED})
+    with pytest.raises(BadRequest, match="nobody"):
+        night.waves.retry_all(made.id, WaveRetryRequest(members=("db", "nobody")))
+    night.waves.retry_all(made.id, WaveRetryRequest())
+    assert states(night.waves.whole(made.id)) == {"db": S.WAITING, "web": S.WAITING, "app": S.SKIPPED}
+    night.waves.retry_all(made.id, WaveRetryRequest(members=("app",)))
+    assert states(night.waves.whole(made.id))["app"] is S.WAITING
 
 
 def test_a_member_whose_job_cannot_be_read_is_left_alone(night: Night) -> None:

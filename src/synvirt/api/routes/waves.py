@@ -27,6 +27,7 @@ from synvirt.fleet.model import (
     RollBackRequest,
     Wave,
     WaveRequest,
+    WaveRetryRequest,
     WaveState,
     WaveSummary,
 )
@@ -318,6 +319,19 @@ def _wishes(router: APIRouter, waves: Waves) -> None:
         """Roll back these members, or all: guests here are stopped, sources powered on, copies kept. What a guest wrote since
         its cut-over is in its copy only."""
         return _summary(waves, waves.roll_back(wave_id, request))
+
+    @router.post(
+        "/{wave_id}/retry",
+        status_code=202,
+        response_model=WaveSummary,
+        openapi_extra=documented(WaveRetryRequest, required=False),
+    )
+    def retry_members(
+        wave_id: UUID,
+        request: Annotated[WaveRetryRequest, Depends(optional_json_body(WaveRetryRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+    ) -> WaveSummary:
+        """Retry these members, or all that failed."""
+        return _summary(waves, waves.retry_all(wave_id, request))
 
     @router.post("/{wave_id}/approve", status_code=202, response_model=WaveSummary, openapi_extra=documented(ApprovalRequest))
     def approve(

@@ -85,12 +85,23 @@ def skip(options: Options, wave: WaveName, member: MemberName) -> None:
 
 
 @with_options
-def retry(options: Options, wave: WaveName, member: MemberName) -> None:
-    """Retry a member that failed, was skipped or rolled back.
+def retry(
+    options: Options,
+    wave: WaveName,
+    members: Annotated[list[str] | None, typer.Argument(metavar="[MEMBER]...", help="Their ids in the wave")] = None,
+    *,
+    failed: Annotated[bool, typer.Option("--failed", help="All members that failed")] = False,
+) -> None:
+    """Retry members that failed, were skipped or rolled back.
 
     Example: synvirt waves retry november web07
     """
-    _of_member(options, wave, member, "retry")
+    if failed == bool(members):
+        raise typer.BadParameter("name the members, or give --failed for all that failed", param_hint="[MEMBER]...")
+    if members is not None and len(members) == 1:
+        _of_member(options, wave, members[0], "retry")
+    else:
+        _act(options, wave, "retry", {"members": members or []})
 
 
 @with_options

@@ -26,6 +26,7 @@ from synvirt.fleet.model import (
     MemberState,
     RollBackRequest,
     Wave,
+    WaveRetryRequest,
     WaveState,
     Window,
 )
@@ -52,7 +53,7 @@ MEMBERS_ON_A_PAGE = 200
 # The newest; `synvirt waves deliveries` lists all.
 DELIVERIES_SHOWN = 20
 
-ActionName = Literal["go", "hold", "canary", "rehearse", "cancel", "roll-back", "remove"]
+ActionName = Literal["go", "hold", "retry", "canary", "rehearse", "cancel", "roll-back", "remove"]
 MemberActionName = Literal["approve", "skip", "retry", "roll-back"]
 
 _TONES: Mapping[str, str] = {
@@ -89,6 +90,12 @@ ACTIONS: Mapping[ActionName, Action] = {
     ),
     "hold": Action(
         "Hold", "Hold this wave?", "Nothing new begins. What copies or cuts over goes on.", frozenset({WaveState.RUNNING})
+    ),
+    "retry": Action(
+        "Retry all that failed",
+        "Start over with all members that failed?",
+        "Each gets a new job. A guest that booted here, and failed a check, is only checked again.",
+        frozenset({*GOING, WaveState.FAILED}),
     ),
     "canary": Action(
         "Approve the canary",
@@ -218,6 +225,7 @@ class WavePages:
         does: Mapping[ActionName, Callable[[UUID], object]] = {
             "go": self._waves.go,
             "hold": self._waves.hold,
+            "retry": lambda id_: self._waves.retry_all(id_, WaveRetryRequest()),
             "cancel": self._waves.cancel,
             "roll-back": lambda id_: self._waves.roll_back(id_, RollBackRequest()),
             "rehearse": lambda id_: self._rehearsing.ask_together(TogetherRequest(wave_id=id_)),
@@ -281,7 +289,7 @@ class WavePages:
             "members": [(member, possible_of_member(wave, member)) for member in members],
             "rehearsed": self._rehearsing.states_of([one.job_id for one in members if one.job_id is not None]),
             "words_missing": words_missing,
-            "actions": [(name, ACTIONS[name]) for name in possible(wave)],
+            "actions": [(name, ACTIONS[name]) for name in possible(wave, row.counts.get(MemberState.FAILED, 0))],
             "member_actions": MEMBER_ACTIONS,
             "openings": openings(wave, at) if wave.state not in WAVE_ENDS else [],
             "moving": wave.state in UNDER_WAY,
@@ -315,11 +323,11 @@ def what_if(form: Form, wave: Wave) -> WhatIf:
         raise BadRequest(f"{place(first['loc'])}: {worded(first)}", hint="go back and correct it") from error
 
 
-def possible(wave: Wave) -> list[ActionName]:
-    """The actions that the page offers, in its order."""
-    names = [name for name, action in ACTIONS.items() if wave.state in action.states]
+def possible(wave: Wave, failed: int) -> list[ActionName]:
+    """The actions that the page offers, in its order. `failed`: how many members have failed."""
     canary_waits = wave.canary is not None and wave.canary.gate == "approval" and wave.canary_approval is None
-    return [name for name in names if name != "canary" or canary_waits]
+    asked_for: Mapping[ActionName, bool] = {"canary": canary_waits, "retry": failed > 0}
+    return [name for name, action in ACTIONS.items() if wave.state in action.states and asked_for.get(name, True)]
 
 
 def possible_of_member(wave: Wave, member: Member) -> list[MemberActionName]:
