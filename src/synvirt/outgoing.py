@@ -32,6 +32,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from synvirt.errors import BadRequest, SourceUnreachable, cause_of
+from synvirt.model.addresses import is_network
 
 CONNECT_TIMEOUT_S: Final = 10.0
 
@@ -63,7 +64,7 @@ class Guard:
 
     def check_name(self, host: str) -> None:
         """BadRequest, if the host is refused without asking a name server: an address, or a name that matches no entry."""
-        if self.allowed and not any(_names(entry, host) or _is_network(entry) for entry in self.allowed):
+        if self.allowed and not any(_names(entry, host) or is_network(entry) for entry in self.allowed):
             raise self._refused(host)
         try:
             ipaddress.ip_address(host.partition("%")[0])
@@ -240,15 +241,7 @@ def _names(entry: str, host: str) -> bool:
 
 
 def _holds(entry: str, address: Address) -> bool:
-    return _is_network(entry) and address in ipaddress.ip_network(entry, strict=False)
-
-
-def _is_network(entry: str) -> bool:
-    try:
-        ipaddress.ip_network(entry, strict=False)
-    except ValueError:
-        return False
-    return True
+    return is_network(entry) and address in ipaddress.ip_network(entry, strict=False)
 
 
 _REFUSED: Final[Mapping[Setting, Callable[[Address], bool]]] = MappingProxyType(

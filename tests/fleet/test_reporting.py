@@ -53,7 +53,7 @@ def test_it_counts_outages_causes_and_how_late_it_was() -> None:
         ET.fromstring(as_html(report).removeprefix("<!doctype html>").replace('<meta charset="utf-8">', "")).itertext()
     )
     assert "1 of 3 over their budget" in shown
-    assert "60 min later" in shown
+    assert "1 h later" in shown
     assert "half of 2 within 7 min of it, 95 % within 10 min" in shown
 
 

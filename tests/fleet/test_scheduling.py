@@ -77,10 +77,7 @@ def test_a_cut_over_waits_for_its_window_and_for_one_that_it_fits_into() -> None
         "a": "Its outage takes up to 10 min, and window sat is open for 5 min more; it fits on 2026-12-05 22:00 UTC."
     }
     _, reasons = ask(made, NIGHT, {"a": facts(outage=5 * 3600)}, a=S.READY)
-    assert (
-        reasons["a"]
-        == "Its outage takes up to 5.0 h, and window sat is open for 4.0 h more, and never opens for as long again."
-    )
+    assert reasons["a"] == "Its outage takes up to 5 h, and window sat is open for 4 h more, and never opens for as long again."
     # Just long enough to end with the window.
     assert ask(made, late - timedelta(minutes=5), a=S.READY)[0].cut_over == ("a",)
 
@@ -219,7 +216,7 @@ def test_an_outage_over_its_budget_or_unknown_is_held() -> None:
     _, reasons = ask(made, NOW, {"b": facts(outage=90)}, a=S.READY, b=S.READY)
     assert reasons == {
         "a": "Its outage of up to 10 min is over its budget of 5 min.",
-        "b": "Its outage of up to 90 s is over its budget of 60 s.",
+        "b": "Its outage of up to 1 min 30 s is over its budget of 1 min.",
     }
     _, reasons = ask(made, NOW, {"a": facts(outage=None)}, a=S.READY, b=S.HEALTHY)
     assert reasons == {"a": "Its outage is not known yet: a delta of it has to be copied first."}

@@ -190,7 +190,7 @@ def test_what_is_kept_fresh_takes_its_share() -> None:
 @pytest.mark.parametrize(
     ("made", "loads", "reported"),
     [
-        (wave(member("a", window_id="w"), windows=[window("w", "2026-11-28T22:00:00", 4)]), {"a": load()}, "window w: 5."),
+        (wave(member("a", window_id="w"), windows=[window("w", "2026-11-28T22:00:00", 4)]), {"a": load()}, "window w: 5 d"),
         (wave(member("a")), {"a": load(900, outage=1)}, "one copy's own rate"),
         (
             wave(member("a"), member("b"), member("c"), limits=WaveLimits(per_source_host=1)),
@@ -217,7 +217,7 @@ def test_who_never_cuts_over_says_why() -> None:
     assert [one.reason for one in found.members] == [
         "Window over does not open again: give it another window.",
         "It waits for a, which is not cut over yet.",
-        "Its outage takes up to 17 min, and window short is open for 6 min more, and never opens for as long again.",
+        "Its outage takes up to 16 min 40 s, and window short is open for 6 min more, and never opens for as long again.",
     ]
 
 

@@ -178,6 +178,10 @@ class Trouble(Model):
     vm_id: str | None = None
 
 
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
 class DiskTaken(Model):
     """`read_bytes`: what was read of it. `changes_only`: the rest was known not to have changed."""
 
@@ -200,7 +204,7 @@ class GuestTaken(Model):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def freeze_s(self) -> float | None:
-        return None if self.freeze_ms is None else self.freeze_ms / 1000
+        return _seconds(self.freeze_ms)
 
 
 class RestoredDomain(Model):
@@ -311,7 +315,7 @@ class RestorePoint(Model):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def freeze_s(self) -> float | None:
-        return None if self.freeze_ms is None else self.freeze_ms / 1000
+        return _seconds(self.freeze_ms)
 
 
 class RestorePointChange(Received):

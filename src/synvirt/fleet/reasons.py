@@ -12,7 +12,8 @@ from synvirt.fleet.model import MemberState
 from synvirt.fleet.queueing import Running
 from synvirt.fleet.standing import Standing
 from synvirt.fleet.windows import Span
-from synvirt.fleet.words import capital, listed, shown_s, shown_time
+from synvirt.fleet.words import capital, listed, shown_time
+from synvirt.sizes import duration
 
 S = MemberState
 _LOST_IN_WORDS = {S.FAILED: "has failed", S.SKIPPED: "was skipped", S.ROLLED_BACK: "was rolled back"}
@@ -106,7 +107,7 @@ class Reasons:
             return "Its outage is not known yet: a delta of it has to be copied first."
         budget = standing.budget_s(member)
         if budget is not None and outage.p95 > budget:
-            return f"Its outage of up to {shown_s(outage.p95)} is over its budget of {shown_s(budget)}."
+            return f"Its outage of up to {duration(outage.p95)} is over its budget of {duration(budget)}."
         if standing.is_late(member, span):
             group = standing.together(member)
             return f"Its group {group} was cut over in part in an opening before: let it go on by hand, or roll the group back."
@@ -115,7 +116,7 @@ class Reasons:
         if needed <= left:
             return None
         what = f"Group {of_group}, which cuts over together, needs" if of_group else "Its outage takes"
-        reason = f"{what} up to {shown_s(needed)}, and {self._window_named(member)} is open for {shown_s(left)} more"
+        reason = f"{what} up to {duration(needed)}, and {self._window_named(member)} is open for {duration(left)} more"
         upcoming = standing.fits_later(member, now)
         return (
             f"{reason}; it fits on {shown_time(upcoming.start)}."

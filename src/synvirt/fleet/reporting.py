@@ -17,8 +17,9 @@ from synvirt.fleet.model import Member, MemberState, Wave, WaveForecast, WaveSta
 from synvirt.fleet.records import late_s
 from synvirt.fleet.sheets.rows import guarded
 from synvirt.fleet.simulation.drawing import quantile
-from synvirt.fleet.words import shown_s, shown_time
+from synvirt.fleet.words import shown_time
 from synvirt.model.values import Model, Time
+from synvirt.sizes import duration
 
 
 class ReportedMember(Model):
@@ -153,13 +154,13 @@ def as_html(report: WaveReport) -> str:
         even, late = _moment(report.forecast.ends_p50), _moment(report.forecast.ends_p95)
         facts.append(("Forecast", f"{even}, with a chance of 95 % by {late}"))
     if report.late_s is not None:
-        facts.append(("Against it", f"{_duration(abs(report.late_s))} {'later' if report.late_s > 0 else 'earlier'}"))
+        facts.append(("Against it", f"{duration(abs(report.late_s))} {'later' if report.late_s > 0 else 'earlier'}"))
     if (error := report.forecast_error) is not None:
-        spread = f"half of {error.members} within {_duration(error.median_s)} of it, 95 % within {_duration(error.p95_s)}"
+        spread = f"half of {error.members} within {duration(error.median_s)} of it, 95 % within {duration(error.p95_s)}"
         facts.append(("Cut-overs against it", spread))
     facts += [(state.replace("_", " ").capitalize(), count) for state, count in report.counts.items()]
     if report.outages is not None:
-        spread = f"median {_duration(report.outages.median_s)}, longest {_duration(report.outages.longest_s)}"
+        spread = f"median {duration(report.outages.median_s)}, longest {duration(report.outages.longest_s)}"
         facts.append(("Outages", f"{spread}; {report.outages.over_budget} of {report.outages.members} over their budget"))
     rows = [
         (
@@ -169,7 +170,7 @@ def as_html(report: WaveReport) -> str:
             _moment(one.planned_at),
             _moment(one.cut_over_at),
             _moment(one.healthy_at),
-            _duration(one.outage_s) + (f" of {_duration(one.outage_budget_s)}" if one.outage_budget_s is not None else ""),
+            duration(one.outage_s) + (f" of {duration(one.outage_budget_s)}" if one.outage_budget_s is not None else ""),
         )
         for one in report.members
     ]
@@ -201,7 +202,3 @@ def _text(value: str) -> str:
 
 def _moment(at: datetime | None) -> str:
     return "–" if at is None else shown_time(at)
-
-
-def _duration(seconds: float | None) -> str:
-    return "–" if seconds is None else shown_s(seconds)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from synvirt.model.addresses import is_network
 from synvirt.model.facts import FACTS_MAX, PORTS_GIVEN_OUT, bounded, file_system, several, short
 
 # 2262: what fits into 64 bits. A guest may report any number.
@@ -136,18 +137,10 @@ def _routes(printed: str) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for line in printed.splitlines()[:FACTS_MAX]:
         words = line.split()
-        if words and (words[0] == "default" or _is_network(words[0])):
+        if words and (words[0] == "default" or is_network(words[0])):
             via = words[words.index("via") + 1] if "via" in words[:-1] else ""
             found.setdefault(f"route {words[0]}", []).append(f"via {short(via)}" if via else "direct")
     return {name: several(ways) for name, ways in found.items()}
-
-
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return False
-    return True
 
 
 # The kernel's own threads are its children (kthreadd).
@@ -215,7 +208,7 @@ def windows(printed: str) -> dict[str, str]:
             found[f"listens on tcp {port}"] = short(one.get("by") or "a program")
     for one in rows(answer.get("routes")):
         to, via = short(one.get("to")), short(one.get("via"))
-        if _is_network(to) and not to.endswith(("/32", "/4")):  # neither one host nor multicast
+        if is_network(to) and not to.endswith(("/32", "/4")):  # neither one host nor multicast
             name = "route default" if to == "0.0.0.0/0" else f"route {to}"
             found[name] = "direct" if via == str(ipaddress.IPv4Address(0)) else f"via {via}"
     for one in rows(answer.get("programs")):

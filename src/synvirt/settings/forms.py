@@ -4,7 +4,6 @@ A wrong value that was found only later would stop every request, or silently ma
 a password.
 """
 
-import ipaddress
 import re
 import shlex
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator
+
+from synvirt.model.addresses import is_network
 
 # What needs no escape in a URL (RFC 3986 section 2.3). «.» and «..» would be removed by browsers.
 _SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~-]+")
@@ -70,24 +71,16 @@ def _base_url(value: str) -> str:
     return value
 
 
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return False
-    return True
-
-
 def _networks(values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
-        if not _is_network(value):
+        if not is_network(value):
             raise ValueError(f"{value[:64]!r} is neither an address nor a network: 10.0.0.5 or 10.0.0.0/8, for example")
     return values
 
 
 def _hosts(values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
-        if not _is_network(value) and not _HOST.fullmatch(value):
+        if not is_network(value) and not _HOST.fullmatch(value):
             raise ValueError(
                 f"{value[:64]!r} is neither a host's name nor a network: nas.example, *.example or 10.0.0.0/8, for example"
             )

@@ -6,7 +6,8 @@ from typing import Any
 
 from synvirt.fleet.model import Wave, WaveLimits, WaveRequest, Window
 from synvirt.fleet.simulation.nouns import TICK_S, Load, Simulation, Site
-from synvirt.fleet.words import shown_s, shown_time
+from synvirt.fleet.words import shown_time
+from synvirt.sizes import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def difference_in_words(before: Simulation, after: Simulation) -> str:
     if before.forecast is None or after.forecast is None:
         return f"{before.unfinished} VMs never cut over before, {after.unfinished} after."
     seconds = (before.forecast.ends_p50 - after.forecast.ends_p50).total_seconds()
-    what = "as late" if abs(seconds) < TICK_S else f"{shown_s(abs(seconds))} {'sooner' if seconds > 0 else 'later'}"
+    what = "as late" if abs(seconds) < TICK_S else f"{duration(abs(seconds))} {'sooner' if seconds > 0 else 'later'}"
     summary = f"It ends {what}, on {shown_time(after.forecast.ends_p50)} (p95 {shown_time(after.forecast.ends_p95)})"
     moved = before.unfinished - after.unfinished
     if moved:

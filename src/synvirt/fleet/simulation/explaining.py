@@ -4,7 +4,7 @@ from datetime import datetime
 
 from synvirt.fleet.simulation.nouns import TICK_S, MemberForecast
 from synvirt.fleet.simulation.running import BOUNDS, Run
-from synvirt.fleet.words import shown_s
+from synvirt.sizes import duration
 
 
 def forecast_of(run: Run, name: str) -> MemberForecast:
@@ -51,7 +51,7 @@ def bottleneck(run: Run) -> tuple[str, dict[str, float]]:
         name = following
         seen.add(name or "")
     cause = max(seconds, key=seconds.__getitem__, default="nothing")
-    return f"{cause}: {shown_s(seconds.get(cause, 0.0))} of the way of {last}, which ends last.", seconds
+    return f"{cause}: {duration(seconds.get(cause, 0.0))} of the way of {last}, which ends last.", seconds
 
 
 def _slowest_needed(run: Run, name: str, seen: set[str]) -> str | None:
