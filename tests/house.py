@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import update
+
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks import open_reader
@@ -42,6 +44,7 @@ from synvirt.proof.unpacking import unpack
 from synvirt.proof.verifying import checked, differing, volumes
 from synvirt.settings import Settings
 from synvirt.store import Store
+from synvirt.store.tables import migrations
 from tests.fakes.exports import FakeExports
 from tests.fakes.guests import FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
@@ -222,6 +225,12 @@ def offline_plan(path: Path, mode: str = "Cold", kind: str = "ovf_folder", **fie
             **fields,
         }
     )
+
+
+def give_to(store: Store, job_id: UUID, host: str) -> None:
+    """Gives a job to another host, as when its own was lost; it stays the same job."""
+    with store._writing() as db:
+        db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(host=host))
 
 
 def states(job: Migration) -> list[State]:

@@ -22,6 +22,7 @@ from synvirt.model.values import now
 from synvirt.store import Store
 from tests.api.conftest import with_the_page
 from tests.fakes.service import PREFIX, QUICK, Service, failed
+from tests.house import give_to
 
 
 def listening(service: Service, **wanted: Any) -> Iterator[StreamEvent]:
@@ -204,7 +205,7 @@ def test_the_figures_of_a_job_that_another_host_copies_are_streamed(service: Ser
     store, job, held = service.store, service.submit(), service.submit()
     for one in (job, held):
         service.move(one.id, State.COPYING_FULL)
-        assert store.move_unended(one.id, to="kvm2")
+        give_to(store, one.id, "kvm2")
     assert store.slots.take(job.id, {"destination kvm2": 4}, host="kvm2")
     events = (json.loads(event.data) for event in listening(service) if event.event == "progress")
     for done in (5 << 20, 9 << 20):

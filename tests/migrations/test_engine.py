@@ -17,7 +17,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import Limits
 from synvirt.sizes import KIB, MIB
-from tests.house import VM, House, live_plan, offline_plan
+from tests.house import VM, House, give_to, live_plan, offline_plan
 from tests.running.processes import children, ready, until, workers
 
 
@@ -157,7 +157,7 @@ def test_a_service_that_stood_still_writes_nothing_after_another_took_its_job(tm
         process.send_signal(signal.SIGSTOP)
         epoch = store.hosts.all()[0].epoch
         assert store.hosts.fence_expired(grace_s=-1000) == ["local"]
-        store.move_unended(job.id, to="another")
+        give_to(store, job.id, "another")
         left = store.watermarks(job.id, 1)
         process.send_signal(signal.SIGCONT)
         until(lambda: store.hosts.all()[0].epoch == epoch + 2)
@@ -165,7 +165,7 @@ def test_a_service_that_stood_still_writes_nothing_after_another_took_its_job(tm
         assert store.watermarks(job.id, 1) == left
         assert store.get(job.id).state == State.COPYING_FULL
         # What is still its own it takes up. Nobody waits for its slow copy any more.
-        store.move_unended(job.id, to="local")
+        give_to(store, job.id, "local")
         store.change(job.id, State.COPYING_FULL, without_limits)
         store.hosts.fence("local")
         assert ended(house, job.id).state == State.COMPLETED

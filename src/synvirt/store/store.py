@@ -219,13 +219,6 @@ class Store:
         with self._reading() as db:
             return [Wish(UUID(row.id), bool(row.cancel_requested)) for row in db.execute(_WISHES, {"of_host": host})]
 
-    def move_unended(self, job_id: UUID, *, to: str) -> bool:
-        """Gives a job to another host. Call it only when the host that had it is fenced. False, when the job has ended."""
-        unended = migrations.c.state.not_in(ENDED)
-        with self._writing() as db:
-            moved = update(migrations).where(migrations.c.id == str(job_id), unended).values(host=to)
-            return db.execute(moved).rowcount == 1
-
     def count_unended(self) -> dict[str, int]:
         """How many jobs have not ended, by host."""
         unended = migrations.c.state.not_in(ENDED)
