@@ -59,19 +59,23 @@ def test_what_is_busy_is_asked_again(fake: FakeZfs) -> None:
     assert fake.volumes() == []
 
 
-def test_a_volume_of_a_pool_that_is_not_imported_is_not_taken_for_destroyed(fake: FakeZfs) -> None:
-    """Its ledger entry would go, and the volume would come back with its pool and stay."""
+def test_a_volume_of_a_pool_that_is_not_imported_is_not_taken_for_gone(fake: FakeZfs) -> None:
+    """Its watermarks and its ledger entry would go, and the volume would come back with its pool and stay."""
     destination = over(fake)
     name, clone = destination.volume_name(uuid4(), "disk"), destination.volume_name(uuid4(), "disk")
     destination.create(name, SIZE)
     fake.export()
     with pytest.raises(DiskWriteFailed, match="this host has no zfs pool tank"):
+        destination.is_there(name)
+    with pytest.raises(DiskWriteFailed, match="this host has no zfs pool tank"):
         destination.destroy(name)
     with pytest.raises(DiskWriteFailed, match="this host has no zfs pool tank"):
         destination.unclone(name, clone)
     fake.bring_back()
+    assert destination.is_there(name)
     for _ in range(2):
         destination.destroy(name)
+    assert not destination.is_there(name)
     assert fake.volumes() == []
 
 

@@ -84,7 +84,10 @@ class ZfsDestination:
 
     def is_there(self, name: str) -> bool:
         self._parts(name)
-        return self._mark(name) is not None
+        if self._mark(name) is None:
+            self._refuse_no_pool()
+            return False
+        return True
 
     def open(self, name: str, size_bytes: int) -> WriterSpec:
         return BlockWriterSpec(path=self.device(name), size_bytes=size_bytes)
