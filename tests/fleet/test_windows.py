@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.model import LockOut, Window
-from synvirt.fleet.windows import Span, occurrences
+from synvirt.fleet.openings import Openings
+from synvirt.fleet.windows import Span, joined, occurrences
 from synvirt.recurrence import WEEKDAYS, parse, starts
 
 # It comes with moto's boto3, and has no types.
@@ -173,6 +174,24 @@ def test_what_is_open_is_found_from_any_moment_of_it(one: Window, day: str) -> N
     for step in range(24):
         moment = utc(day) + timedelta(hours=10, minutes=15 * step)
         assert occurrences(one, moment, before) == tuple(span for span in found if span.end > moment)
+
+
+def test_an_opening_begins_with_its_first_moment_and_is_over_at_its_end() -> None:
+    """What ends as the other begins is one opening: an outage may go on over both."""
+    first, second, third = (Span(utc(f"2026-05-04T{hour}"), utc(f"2026-05-04T{end}")) for hour, end in WITHIN_A_DAY)
+    openings = Openings({"one": (first,), "two": (second, third)}, has_windows=True)
+    assert joined((third, second, first)) == [Span(first.start, second.end), third]
+    for name, span in (("one", first), ("two", second), ("", Span(first.start, second.end))):
+        moment = timedelta(microseconds=1)
+        assert [openings.open(name, at) for at in (span.start, span.end - moment)] == [span, span]
+        assert openings.open(name, span.start - moment) is None
+        assert openings.open(name, span.end) is None
+        assert [openings.first(name, at) for at in (span.start - moment, span.end - moment)] == [span.start, span.start]
+    assert openings.first("two", second.end) == openings.next_start(second.start) == third.start
+    assert (openings.first("one", first.end), openings.next_start(third.start)) == (None, None)
+
+
+WITHIN_A_DAY = (("08:00", "10:00"), ("10:00", "11:00"), ("12:00", "13:00"))
 
 
 def test_what_overlaps_is_one_piece() -> None:
