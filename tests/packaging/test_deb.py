@@ -1,4 +1,6 @@
-"""The Debian package: built, put into a root folder of the test's own by dpkg, run from there, removed and purged."""
+"""The Debian package: built, put into a root folder of the test's own by dpkg, run from there, removed and purged.
+
+PACKAGE: the file of one that this checkout has been built into already, as CI has: then none is built."""
 
 import hashlib
 import json
@@ -32,10 +34,7 @@ def test_the_package_from_its_build_to_its_purge(tmp_path: Path) -> None:
     """One test, since it is built for half a minute."""
     need("dpkg-deb", "dpkg")
     need_root("dpkg sets owners")
-    done = subprocess.run([ROOT / "packaging/build-deb.sh", tmp_path / "built"], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (package,) = (tmp_path / "built").iterdir()
-    assert done.stdout.strip() == str(package)
+    package = Path(os.environ["PACKAGE"]) if "PACKAGE" in os.environ else built(tmp_path / "built")
     says_what_it_is(package)
     root = tmp_path / "root"
     for name in ("info", "updates", "triggers"):
@@ -47,6 +46,14 @@ def test_the_package_from_its_build_to_its_purge(tmp_path: Path) -> None:
     unit_and_settings(root)
     lists_what_it_is_made_of(root)
     leaves_what_was_not_its_own(root)
+
+
+def built(folder: Path) -> Path:
+    done = subprocess.run([ROOT / "packaging/build-deb.sh", folder], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (package,) = folder.iterdir()
+    assert done.stdout.strip() == str(package)
+    return package
 
 
 def control(package: Path, field: str) -> str:
