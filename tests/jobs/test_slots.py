@@ -72,10 +72,18 @@ def test_a_host_that_died_keeps_its_slots_until_its_lease_is_over(store: Store) 
     store.hosts.fence("dead")
     assert not take(store, waits, ESX1, host="b")  # fenced, and maybe alive for some seconds more
     store.hosts.begin("dead", ttl_s=-1, document="{}")
-    assert store.slots.is_next(waits, {ESX1.key: ESX1.most})
     assert take(store, waits, ESX1, host="b")
-    store.hosts.begin("dead", ttl_s=1000, document="{}")
-    assert store.slots.count(ESX1.key) == (1, 0)  # what was given to others does not come back to it
+
+
+def test_slots_of_a_host_whose_lease_is_over_do_not_count_and_do_not_come_back(store: Store) -> None:
+    late, other, one = store.hosts.begin("late", ttl_s=-1, document="{}"), uuid4(), destination("one", most=1)
+    assert take(store, uuid4(), one, host="late")
+    assert (store.slots.count(one.key), store.slots.counts()) == ((0, 0), {})
+    assert store.slots.is_next(other, {one.key: one.most})
+    assert take(store, other, one, host="b")
+    assert store.hosts.renew(late, ttl_s=1000, document="{}")
+    assert store.slots.counts() == {one.key: (1, 0)}
+    assert take(store, other, one, host="b")
 
 
 def test_a_host_that_starts_over_has_no_slots_left_and_one_that_is_fenced_takes_none(store: Store) -> None:
