@@ -22,7 +22,7 @@ from synvirt.disks import open_reader
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ImageSpec, RawSpec
-from synvirt.errors import Cancelled, DiskReadFailed, HostPathRejected, MalformedArchive
+from synvirt.errors import Cancelled, DiskReadFailed, HostPathRejected, Internal, MalformedArchive
 from synvirt.jobs.activity import QUIET_S, WAIT_MOST_S, Activity, Noticed, Yielding
 from synvirt.jobs.exports import ACTIVITY, LOCK, ProcessExports, holder
 from synvirt.sizes import MIB
@@ -113,6 +113,22 @@ def test_one_that_opens_its_disks_still_is_waited_for(exports: ProcessExports, s
     opening.communicate(b"\n")
     serving.join(30)
     assert holder(folder) not in (None, opening.pid)
+    assert _read(exports) == disk_content()
+
+
+def test_where_no_process_can_be_started_it_is_an_error_of_ours(
+    exports: ProcessExports, source: RawSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who keeps a guest going expects those, and tries again."""
+
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "run", full)
+        with pytest.raises(Internal, match="cannot be served: Resource temporarily unavailable"):
+            exports.serve("job", [source])
+    exports.serve("job", [source])
     assert _read(exports) == disk_content()
 
 

@@ -87,10 +87,10 @@ class ProcessExports:
                 one.mkdir(parents=True, exist_ok=True, mode=0o711)
                 qemu_user.open_own(one)  # adds the rights that the service's umask removed
             (folder / LOCK).touch(mode=0o600)
-        except OSError as error:
-            raise Internal(f"the folder of the guest's exports cannot be made: {error.strerror}") from error
-        if not _is_served(folder):
-            _start(ExportOrder(folder=str(folder), disks=tuple(disks)))
+            if not _is_served(folder):
+                _start(ExportOrder(folder=str(folder), disks=tuple(disks)))
+        except OSError as error:  # of the folder; or there are no more processes, or no more descriptors
+            raise Internal(f"the guest's disks cannot be served: {error.strerror}") from error
         # At each call: the service that started the exporter may have ended before it gave the sockets away.
         for number in range(len(disks)):
             self._give(folder / str(number))
