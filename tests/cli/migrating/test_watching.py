@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.cli.client import Client
+from synvirt.cli.client import Client, StreamEvent
 from synvirt.cli.migrating.watching import Bars, Lines, described, stage
 from synvirt.errors import ServiceUnreachable
 from synvirt.model.job import DiskProgress, Migration, Progress
@@ -27,24 +28,49 @@ from synvirt.web.words import state_words
 from tests.cli.conftest import Run
 from tests.fakes.service import PLAN, Service, failed
 from tests.house import live_plan
+from tests.running.processes import until
 
 SYNVIRT: list[str | Path] = [sys.executable, "-c", "from synvirt.cli import app; app()"]
 
 
-def begin_then(service: Service, *states: State, pause_s: float = 0.15) -> None:
-    """Each new job moves through `states`; a copy has ten figures, the last of which stands long enough to be seen."""
+def begin_then(
+    service: Service, *states: State, pause_s: float = 0.15, seen: Callable[[State, int], object] = lambda _state, _gib: None
+) -> None:
+    """Each new job moves through `states`; a copy has ten figures, the last of which stands long enough to be seen. `seen` is
+    called before it goes on from a state, and from three of the figures, in GiB; it goes on when that returns."""
 
     def move(job_id: UUID) -> None:
+        before = State.QUEUED
         for state in states:
+            seen(before, 0)
             time.sleep(pause_s)
             service.move(job_id, state, error=failed() if state == State.FAILED else None)
             if state == State.COPYING_FULL:
                 for done in range(11):
                     service.board.pin(job_id, state, Progress(bytes_total=10 << 30, bytes_done=done << 30, rate_bps=1e9))
+                    if done in (3, 6, 10):
+                        seen(state, done)
                     time.sleep(pause_s if done < 10 else 10 * pause_s)
+            before = state
         service.board.unpin(job_id)
 
     service.begin = lambda job_id: threading.Thread(target=move, args=(job_id,), daemon=True).start()
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[State, int], None]:
+    """Waits until a command in this process has shown the state of a job, or so many GiB of its copy."""
+    shown: set[tuple[str, int]] = set()
+    follow = Client.follow
+
+    def followed(*given: Any, **named: Any) -> Iterator[StreamEvent]:
+        for event in follow(*given, **named):
+            yield event
+            content = json.loads(event.data)
+            shown.add((content["state"], content["progress"]["bytes_done"] >> 30 if event.event == "progress" else 0))
+
+    monkeypatch.setattr(Client, "follow", followed)
+    return lambda state, gib: until(lambda: (state, gib) in shown)
 
 
 @pytest.fixture
@@ -53,8 +79,8 @@ def ova(service: Service) -> str:
     return "web.ova"
 
 
-def test_a_job_that_completes(service: Service, run: Run, ova: str) -> None:
-    begin_then(service, State.COPYING_FULL, State.STARTING, State.COMPLETED)
+def test_a_job_that_completes(service: Service, run: Run, ova: str, seen: Callable[[State, int], None]) -> None:
+    begin_then(service, State.COPYING_FULL, State.STARTING, State.COMPLETED, seen=seen)
     done = run("import", ova, "--kind", "ova_archive", "--wait")
     lines = [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
     assert done.exit_code == 0
@@ -110,8 +136,8 @@ def test_waiting_with_json_prints_the_ended_job_and_nothing_else(service: Servic
     assert job == service.store.get(job.id)
 
 
-def test_watching_with_json_prints_each_event(service: Service, run: Run) -> None:
-    begin_then(service, State.COPYING_FULL, State.COMPLETED, pause_s=0.1)
+def test_watching_with_json_prints_each_event(service: Service, run: Run, seen: Callable[[State, int], None]) -> None:
+    begin_then(service, State.COPYING_FULL, State.COMPLETED, pause_s=0.1, seen=seen)
     job = service.submit()
     done = run("migrations", "watch", job.id, "--json")
     events = [json.loads(line) for line in done.stdout.splitlines()]
