@@ -75,6 +75,7 @@ def test_the_index_says_what_the_footers_say(steps: list[tuple[str, list[int]]],
             if what != "add":
                 assert index.update({entry.name: entry.size_bytes for entry in folder.entries("packs")}) == {}
                 _agrees(index, model)
+        _agrees(index, model)  # also right behind what was added
 
 
 def _emptied(path: Path) -> None:
