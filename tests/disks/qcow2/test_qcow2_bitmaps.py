@@ -104,6 +104,23 @@ def test_dirty_zeros_are_zero_extents(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_stretches_whose_bits_are_all_set_or_all_clear_have_none_in_the_file(tmp_path: Path) -> None:
+    """QEMU reads such entries of a bitmap's table; it does not write those of set bits itself."""
+    size = 5 * MIB - 7 * 512
+    image = made(tmp_path, size, cluster=512)
+    add(image, "b", 512)
+    written(image, f"write 0 {4 * MIB}")
+    reader = opened(image)
+    (bitmap,) = reader.bitmaps()
+    reader.close()
+    with image.open("r+b") as file:  # a cluster of bits is of 2 MiB
+        file.seek(bitmap.table_offset)
+        file.write(struct.pack(">QQQ", 0, 1, 1))
+    reader = opened(image)
+    assert areas_of(reader.dirty_extents("b")) == [(2 * MIB, size)] == dirty_by_qemu(image, "b")
+    reader.close()
+
+
 def test_an_image_without_bitmaps_has_none(tmp_path: Path) -> None:
     reader = opened(made(tmp_path))
     assert reader.bitmaps() == ()
