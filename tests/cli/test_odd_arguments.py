@@ -81,6 +81,20 @@ def test_two_dots_lead_nowhere() -> None:
     ]
 
 
+@pytest.mark.parametrize("line", ["disk info", "disk map", "disk compare --strict"])
+def test_a_file_among_too_many_does_not_control_the_terminal(
+    run: Run, folder: Path, capfd: pytest.CaptureFixture[str], line: str
+) -> None:
+    """A shell's * gives the names of all files, and names come from hostile archives."""
+    name = "red\x1b[31m.qcow2"
+    Path(name).touch()
+    done = run(*line.split(), "image.raw", name)
+    out, err = capfd.readouterr()
+    assert done.exit_code == 2
+    assert "red\N{REPLACEMENT CHARACTER}[31m.qcow2" in done.output + out + err
+    assert "\x1b" not in done.output + out + err
+
+
 def test_a_named_pipe_is_no_log(service: Service, run: Run, folder: Path) -> None:
     """Nobody may ever write to it."""
     os.mkfifo("pipe.log")

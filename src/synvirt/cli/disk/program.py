@@ -11,7 +11,7 @@ from typing import Any
 
 from synvirt.cli.disk.plain import plain
 from synvirt.cli.interrupts import exit_code, is_hung_up, raised
-from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed, print_error_as_json
+from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed, print_error_as_json, shown
 from synvirt.errors import BadRequest
 
 # What a command line says, as attributes: those that `parsing` names.
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str], *, json: bool = False) -> int:
         except WrongUsage as wrong:
             if json or "--json" in arguments:
                 print_error_as_json(BadRequest(wrong.detail))
-            print(f"{wrong.usage}{wrong.detail}", file=sys.stderr)
+            print(f"{wrong.usage}{shown(wrong.detail)}", file=sys.stderr)
             return WRONG_USAGE
     options.json = options.json or json
     try:
