@@ -299,9 +299,7 @@ class JobView:
             case "fence":
                 job = self.intake.store.get(job_id)
                 if self.hosts is None or job.host is None or self._lost(job) is None:
-                    raise Conflict(
-                        f"host {job.host} of job {job_id} is alive", hint="synvirt hosts fence fences it all the same"
-                    )
+                    raise Conflict(f"host {job.host} of job {job_id} is alive", hint="it goes on with its jobs; look again")
                 self.hosts.fence(job.host)
             case "take-over" | "start-over":
                 job = self.intake.take_over(job_id, restart=action == "start-over")
