@@ -7,12 +7,12 @@ from typing import Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
 
 from synvirt.errors import BackupNotFound, not_listed
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
 from synvirt.store.events import OF_RUNS, Event
-from synvirt.store.filters import fields_are
+from synvirt.store.filters import Way, fields_are, kept, page_of
 from synvirt.store.ledger import LedgerRows, Owner
 from synvirt.store.ledger import forget as settle
 from synvirt.store.tables import backup_events, backups
@@ -33,6 +33,16 @@ _LOCKED_DOCUMENT = _DOCUMENT.with_for_update()
 # Its values are the columns that are given with it.
 _REWRITE = update(backups).where(*_THIS)
 _INSERT = insert(backups)
+# By the field of a filter: the column that finds its rows. That of a filter's fields which is first here leaves the fewest.
+_FINDERS: Mapping[str, ColumnElement[str | None]] = {
+    "job_id": backups.c.job_id,
+    "vm_id": backups.c.vm_id,
+    "vm_name": backups.c.vm_name,
+    "status": backups.c.state,
+    "kind": backups.c.run_kind,
+    "repository_id": backups.c.repository_id,
+}
+Fields = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ class BackupRows:
                 before = db.execute(_LOCKED_DOCUMENT, same).first()
                 if before is None:
                     document, version = row.document.model_dump_json(), VERSION
-                    key = {"id": str(row.id), "host": host, "kind": row.kind}
+                    key = {"id": str(row.id), "host": host, "kind": row.kind, **_found_by(row.document)}
                     db.execute(_INSERT, {**key, "state": row.state, "document": document, "version": version})
                 else:
                     known = parsed(type(row.document), before.document, before.version)
@@ -102,18 +112,12 @@ class BackupRows:
         return str(row.document)
 
     def page(
-        self, kind: Kind, *, host: str, limit: int, cursor: int | None = None, only: Mapping[str, Sequence[str]] | None = None
+        self, kind: Kind, *, host: str, limit: int, cursor: int | None = None, only: Fields | None = None
     ) -> tuple[list[str], int | None]:
         """A page of documents, newest first, and the cursor of the next page (None: this was the last). `only`: those whose
         fields have one of these values each; a field without values has any."""
-        chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
-        query = select(backups.c.number, backups.c.document).where(*chosen)
-        if only:
-            query = query.where(fields_are(backups.c.document, only))
-        if cursor is not None:
-            query = query.where(backups.c.number < cursor)
         with self._reading() as db:
-            rows = db.execute(query.order_by(backups.c.number.desc()).limit(limit + 1)).all()
+            rows = db.execute(page_of(backups, _ways(kind, host, only), limit=limit + 1, cursor=cursor)).all()
         return [row.document for row in rows[:limit]], rows[limit - 1].number if len(rows) > limit else None
 
     def runs_from(self, number: int, *, host: str, states: tuple[str, ...], limit: int) -> list[tuple[int, str]]:
@@ -123,23 +127,18 @@ class BackupRows:
         with self._reading() as db:
             return [(row.number, row.document) for row in db.execute(query.order_by(backups.c.number).limit(limit))]
 
-    def all(
-        self,
-        kind: Kind,
-        *,
-        host: str,
-        states: tuple[str, ...] | None = None,
-        only: Mapping[str, Sequence[str]] | None = None,
-    ) -> list[str]:
+    def all(self, kind: Kind, *, host: str, states: tuple[str, ...] | None = None, only: Fields | None = None) -> list[str]:
         """All documents of a kind, oldest first. `only`: as in `page`."""
-        chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
-        query = select(backups.c.document).where(*chosen)
-        if only:
-            query = query.where(fields_are(backups.c.document, only))
-        if states is not None:
-            query = query.where(backups.c.state.in_(states))
+        query = page_of(backups, _ways(kind, host, only, states), limit=None, cursor=None)
         with self._reading() as db:
-            return list(db.execute(query.order_by(backups.c.number)).scalars())
+            return [row.document for row in db.execute(query)][::-1]
+
+    def ids(self, kind: Kind, *, host: str, only: Fields | None = None) -> set[UUID]:
+        """The ids of all documents of a kind, whatever their version. No document is parsed. `only`: as in `page`."""
+        numbers = page_of(backups, _ways(kind, host, only, known=False), limit=None, cursor=None).subquery()
+        with self._reading() as db:
+            found = db.execute(select(backups.c.id).where(backups.c.number.in_(select(numbers.c.number))))
+            return {UUID(row.id) for row in found}
 
     def remove(self, kind: Kind, id_: UUID, *, host: str) -> None:
         """Removes a document. Idempotent."""
@@ -177,3 +176,27 @@ class BackupRows:
         oldest = self.last_event_id(host=host) - EVENTS_KEPT
         with self._writing() as db:
             OF_RUNS.forget(db, backup_events.c.host == host, backup_events.c.id <= oldest)
+
+
+def _ways(
+    kind: Kind, host: str, only: Fields | None, states: tuple[str, ...] | None = None, *, known: bool = True
+) -> list[Way]:
+    """A document is to be found where it fits one of these."""
+    chosen: Way = [backups.c.host == host, backups.c.kind == kind]
+    chosen += [] if states is None else [backups.c.state.in_(states)]
+    checks: Way = [is_known(backups.c.version)] if known else []
+    checks += [fields_are(backups.c.document, only)] if only else []
+    by = next((name for name in _FINDERS if only and only.get(name)), None)
+    if only is None or by is None:
+        return [[*chosen, *checks]]
+    column = _FINDERS[by]
+    found = [column == kept(value) for value in dict.fromkeys(only[by])]
+    # An earlier version wrote the state too.
+    found += [column.is_(None)] if by != "status" else []
+    return [[*chosen, one, *checks] for one in found]
+
+
+def _found_by(document: BaseModel) -> dict[str, str]:
+    """The columns that find a document. A field that it does not have, or that is null, is an empty text."""
+    fields = {column.name: getattr(document, name, None) for name, column in _FINDERS.items() if name != "status"}
+    return {name: "" if value is None else kept(str(value)) for name, value in fields.items()}

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, delete, select, update
 
 from synvirt.model.job import Migration
 from synvirt.store.documents import rewritten, version_after
-from synvirt.store.hosts import Fence
+from synvirt.store.hosts import Fence, now
 from synvirt.store.ledger import owned_by
 from synvirt.store.migration_rows import (
     CLAIMS_LOCK,
@@ -18,6 +18,7 @@ from synvirt.store.migration_rows import (
     announce,
     claimed,
     forget_secrets_and_slots,
+    is_unended,
     one_at_a_time,
     owner,
     parse,
@@ -38,9 +39,17 @@ class LostJobRows:
     def all(self, *, but: str) -> list[tuple[UUID, Fence]]:
         """All of them, oldest first, each with its host's epoch. `but`: a host that is left out."""
         query = select(migrations.c.id, hosts.c.id.label("host"), hosts.c.epoch).join(hosts, hosts.c.id == migrations.c.host)
-        lost = (hosts.c.fenced != "", hosts.c.id != but, migrations.c.state.not_in(ENDED))
+        lost = (hosts.c.fenced != "", hosts.c.id != but, is_unended())
         with self._reading() as db:
             return [(UUID(row.id), Fence(row.host, row.epoch)) for row in db.execute(query.where(*lost).order_by("number"))]
+
+    def standing(self, *, but: str) -> frozenset[UUID]:
+        """The jobs that wait for a host whose lease is over, fenced or not yet: nothing is done for them. `but`: a host whose
+        jobs are left out."""
+        query = select(migrations.c.id).join(hosts, hosts.c.id == migrations.c.host)
+        with self._reading() as db:
+            away = (hosts.c.fenced != "") | (hosts.c.until <= now(db))
+            return frozenset(UUID(row.id) for row in db.execute(query.where(away, hosts.c.id != but, is_unended())))
 
     def take_over(self, job_id: UUID, lost: Fence, *, to: str) -> bool:
         """Gives a lost host's job to host `to`. False, where the lost host is back, the job has ended, another host has it by

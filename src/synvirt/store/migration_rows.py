@@ -3,15 +3,27 @@
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    insert,
+    select,
+    text,
+    update,
+)
 
 from synvirt.errors import not_listed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS
 from synvirt.store.documents import VERSION, parsed, version_after
 from synvirt.store.events import OF_MIGRATIONS
+from synvirt.store.filters import kept
 from synvirt.store.ledger import Owner
-from synvirt.store.tables import events, ledger, migrations, secrets, slots
+from synvirt.store.tables import UNENDED, events, ledger, migrations, secrets, slots
 
 # A job that waits for a source for months reports it again and again, so its older events are deleted. A listener that was
 # away for longer sees the job as it is now.
@@ -29,8 +41,15 @@ _REWRITE = (
 )
 _FORGET_SECRETS = delete(secrets).where(secrets.c.migration_id == bindparam("job"))
 _FORGET_SLOTS = delete(slots).where(slots.c.job_id == bindparam("job"))
+_NUMBER_UNENDED = select(migrations.c.number).where(text(UNENDED)).correlate(None)
 # Joins the ledger's rows to the migrations that own them.
 OWNED = (ledger.c.owner_kind == "migration") & (ledger.c.owner_id == migrations.c.id)
+
+
+def is_unended(host: str | None = None) -> ColumnElement[bool]:
+    """Whether a job (of a host) has not ended. By the index of those: the rows of ended jobs, which are many more, are not
+    read."""
+    return migrations.c.number.in_(_NUMBER_UNENDED if host is None else _NUMBER_UNENDED.where(migrations.c.host == host))
 
 
 def owner(job_id: UUID) -> Owner:
@@ -55,7 +74,9 @@ def add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None
     """Adds the row of a new job, its sealed secrets, and its first event."""
     document = job.model_dump_json()
     values = {"id": str(job.id), "host": host, "state": job.state, "document": document, "version": VERSION}
-    db.execute(insert(migrations).values(**values))
+    ref = job.plan.source_ref
+    finders = {"name": kept(job.name), "source_id": str(ref.source_id) if ref.kind == "live_vm" else ""}
+    db.execute(insert(migrations).values(**values, **finders))
     if sealed is not None:
         db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
     announce(db, job, document, VERSION)

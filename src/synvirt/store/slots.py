@@ -112,7 +112,8 @@ _INSERT = insert(slots)
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Statements that ask a database's clock. `before`: how many jobs have a slot of `this`, or wait in line before `job`."""
+    """Statements that ask a database's clock. `before`: how many jobs have a slot of `this`, or wait in line before `job`; no
+    more than `most` are counted, as each of a thousand that wait asks again and again."""
 
     forget_over: Delete
     before: Select[int]
@@ -126,13 +127,15 @@ def _line(dialect: str) -> _Line:
     wanted = slots.c.resource.in_(bindparam("wanted", expanding=True))
     return _Line(
         forget_over=delete(slots).where(wanted, _is_over(dialect)),
-        before=select(func.count()).select_from(slots).where(*others, before),
+        before=select(func.count()).select_from(
+            select(slots.c.number).where(*others, before).order_by(slots.c.number).limit(bindparam("most")).subquery()
+        ),
     )
 
 
 def _is_next(db: Connection, job_id: UUID, wanted: Mapping[str, int]) -> bool:
     query, job = _line(db.dialect.name).before, str(job_id)
-    return all(db.execute(query, {"job": job, "this": this}).scalar_one() < most for this, most in wanted.items())
+    return all(db.execute(query, {"job": job, "this": this, "most": most}).scalar_one() < most for this, most in wanted.items())
 
 
 def _is_over(dialect: str) -> ColumnElement[bool]:

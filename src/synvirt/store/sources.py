@@ -11,12 +11,12 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from synvirt.errors import Conflict, not_listed
 from synvirt.model.job import Migration
-from synvirt.model.kinds import ENDS
 from synvirt.model.sources import Source
 from synvirt.model.values import Model
 from synvirt.sizes import counted
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.ledger import LedgerEntry, Owner, forget, record, strike
+from synvirt.store.migration_rows import is_unended
 from synvirt.store.tables import ledger, migrations, secrets, sources, wave_hooks
 
 # All sealed things: the kind of owner, the table, and the column with the owner's id.
@@ -155,9 +155,7 @@ class SourceRows:
     def trials(self, *, host: str) -> list[Trial]:
         """The host's snapshots that may still exist; without those of VMs that an unended job reads."""
         noted = select(ledger).where(ledger.c.owner_kind == "source", ledger.c.host == host, is_known(ledger.c.version))
-        unended = select(migrations.c.document).where(
-            migrations.c.state.not_in([str(end) for end in ENDS]), is_known(migrations.c.version)
-        )
+        unended = select(migrations.c.document).where(is_unended(), is_known(migrations.c.version))
         with self._reading() as db:
             rows = db.execute(noted.order_by(ledger.c.id)).all()
             found = [Trial(UUID(row.owner_id), parsed(_OfTrial, row.document, row.version).vm_id, row.name) for row in rows]
@@ -190,7 +188,7 @@ def _parsed(row: Row[Any]) -> Source:
 def _check_unused(db: Connection, source: Source) -> None:
     using = (
         select(migrations.c.id)
-        .where(migrations.c.state.not_in([str(end) for end in ENDS]))
+        .where(is_unended())
         .where(migrations.c.document.contains(str(source.id)))
         .order_by(migrations.c.number)
     )

@@ -26,7 +26,7 @@ from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import is_known, parsed, readable, rewritten, version_after
 from synvirt.store.events import OF_MIGRATIONS, Event
-from synvirt.store.filters import ALL, Only
+from synvirt.store.filters import ALL, Only, page_of
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
 from synvirt.store.ledger import LedgerEntry, LedgerRows
@@ -40,6 +40,7 @@ from synvirt.store.migration_rows import (
     announce,
     claimed,
     forget_secrets_and_slots,
+    is_unended,
     one_at_a_time,
     owner,
     parse,
@@ -68,7 +69,7 @@ _IN_TIME = migrations.c.cutover_until.is_(None) | (migrations.c.cutover_until > 
 _CANCEL_REQUESTED = select(migrations.c.cancel_requested).where(_THIS_JOB)
 _CUTOVER_REQUESTED = select(migrations.c.cutover_requested & _IN_TIME).where(_THIS_JOB)
 
-_OF_HOST = (migrations.c.host == bindparam("of_host"), migrations.c.state.not_in(ENDED))
+_OF_HOST = (is_unended(), migrations.c.host == bindparam("of_host"))
 _UNENDED = select(migrations.c.id).where(*_OF_HOST).order_by(migrations.c.number)
 _REHEARSED = exists().where(rehearsals.c.migration_id == migrations.c.id, rehearsals.c.state == "Waiting")
 _WISHES = select(migrations.c.id, migrations.c.cancel_requested).where(
@@ -172,22 +173,16 @@ class Store:
 
     def documents(self, *, limit: int, cursor: int | None = None, only: Only = ALL) -> tuple[list[str], int | None]:
         """A page of jobs as JSON text, newest first, and the cursor of the next page (None: this was the last)."""
-        query = select(migrations.c.number, migrations.c.document).order_by(migrations.c.number.desc()).limit(limit + 1)
-        if cursor is not None:
-            query = query.where(migrations.c.number < cursor)
-        query = query.where(is_known(migrations.c.version), *only.conditions())
+        ways = [[*way, is_known(migrations.c.version)] for way in only.ways()]
         with self._reading() as db:
-            rows = db.execute(query).all()
+            rows = db.execute(page_of(migrations, ways, limit=limit + 1, cursor=cursor)).all()
         more = len(rows) > limit
         return [row.document for row in rows[:limit]], rows[limit - 1].number if more else None
 
     def unended(self, *, host: str | None = None, naming: str | None = None) -> list[Migration]:
         """The jobs that have not ended, oldest first; of one host, or of all. `naming`: only those whose document has this text
         in any place, for callers that look for one of thousands: to parse them all takes half a second."""
-        chosen = (migrations.c.state.not_in(ENDED), is_known(migrations.c.version))
-        query = select(migrations.c.document).where(*chosen)
-        if host is not None:
-            query = query.where(migrations.c.host == host)
+        query = select(migrations.c.document).where(is_unended(host), is_known(migrations.c.version))
         if naming is not None:
             query = query.where(migrations.c.document.contains(naming, autoescape=True))
         with self._reading() as db:
@@ -221,8 +216,7 @@ class Store:
 
     def count_unended(self) -> dict[str, int]:
         """How many jobs have not ended, by host."""
-        unended = migrations.c.state.not_in(ENDED)
-        query = select(migrations.c.host, func.count().label("jobs")).where(unended).group_by(migrations.c.host)
+        query = select(migrations.c.host, func.count().label("jobs")).where(is_unended()).group_by(migrations.c.host)
         with self._reading() as db:
             return {row.host: row.jobs for row in db.execute(query)}
 
@@ -304,7 +298,7 @@ class Store:
 
     def newest_events(self, *, job_id: UUID | None = None) -> list[Event]:
         """The newest event of each job that has not ended, or of `job_id` whatever its state; the job as it is now."""
-        chosen = migrations.c.id == str(job_id) if job_id else migrations.c.state.not_in(ENDED)
+        chosen = migrations.c.id == str(job_id) if job_id else is_unended()
         with self._reading() as db:
             return OF_MIGRATIONS.newest(db, migrations, chosen)
 
@@ -368,8 +362,10 @@ class Store:
     def untidied(self, owed: Sequence[str], *, host: str) -> list[Migration]:
         """Ended jobs with entries left in their ledger. Of a completed job only entries of the kinds `owed` count."""
         left = OWNED & ((migrations.c.state != str(State.COMPLETED)) | ledger.c.kind.in_(owed))
-        ended = (migrations.c.host == host, migrations.c.state.in_(ENDED), is_known(migrations.c.version))
-        query = select(migrations.c.document).where(*ended, exists().where(left)).order_by(migrations.c.number)
+        # From the ledger, which has few of tens of thousands of ended jobs; so no index is taken for the host and the state.
+        of_ledger = migrations.c.id.in_(select(ledger.c.owner_id).where(ledger.c.owner_kind == "migration"))
+        ended = (migrations.c.host.concat("") == host, migrations.c.state.concat("").in_(ENDED), is_known(migrations.c.version))
+        query = select(migrations.c.document).where(of_ledger, *ended, exists().where(left)).order_by(migrations.c.number)
         with self._reading() as db:
             return readable(Migration, db.execute(query).scalars())
 

@@ -34,6 +34,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    text,
 )
 
 # Named so that Alembic can drop a constraint on every database.
@@ -49,6 +50,8 @@ METADATA = MetaData(
 # SQLite gives a rowid only to INTEGER; PostgreSQL's integer ends at 2^31, which an events table can reach.
 _SERIAL = BigInteger().with_variant(Integer(), "sqlite")
 _ID = String(36)
+# Columns that only find rows keep this many characters of a text.
+CHARS_KEPT = 255
 
 
 def _job() -> Column[str]:
@@ -60,8 +63,11 @@ def _version() -> Column[str]:
     return Column("version", String(16), nullable=False, server_default="1.0")
 
 
+# Written out, as a database takes a partial index only for a query with the same words.
+UNENDED = "state NOT IN ('Cancelled', 'Completed', 'Failed')"
 # `document` is the Migration as the API answers it, so that a list of thousands needs no parsing. The other columns are for
-# queries, and flags that are set by others than the job's own engine.
+# queries, and flags that are set by others than the job's own engine. `name` and `source_id` (of none: an empty text) only find
+# rows; they are NULL where an earlier version wrote the row.
 migrations = Table(
     "migrations",
     METADATA,
@@ -75,7 +81,17 @@ migrations = Table(
     Column("cutover_until", Double),
     Column("document", Text, nullable=False),
     _version(),
-    Index("ix_migrations_host_state", "host", "state"),
+    Column("name", String(CHARS_KEPT)),
+    Column("source_id", _ID),
+    # Each with the number: a page is found in its order, and ends after its rows.
+    Index("ix_migrations_host_state", "host", "state", "number"),
+    Index("ix_migrations_host", "host", "number"),
+    Index("ix_migrations_state", "state", "number"),
+    Index("ix_migrations_name", "name", "number"),
+    Index("ix_migrations_source_id", "source_id", "number"),
+    Index("ix_migrations_source_id_state", "source_id", "state", "number"),
+    # With the state, which says nothing new there: SQLite takes it for enough only so.
+    Index("ix_migrations_unended", "host", "number", "state", sqlite_where=text(UNENDED), postgresql_where=text(UNENDED)),
     sqlite_autoincrement=True,
 )
 
@@ -220,7 +236,8 @@ sources = Table(
     sqlite_autoincrement=True,
 )
 
-# `document` is the thing as the API answers it; `kind` is repository, job, run or point, `state` what queries ask by.
+# `document` is the thing as the API answers it; `kind` is repository, job, run or point, `state` what queries ask by. The
+# columns after the version only find runs and points; they are NULL where an earlier version wrote the row.
 backups = Table(
     "backups",
     METADATA,
@@ -231,7 +248,16 @@ backups = Table(
     Column("state", String(32), nullable=False),
     Column("document", Text, nullable=False),
     _version(),
-    Index("ix_backups_host_kind", "host", "kind"),
+    Column("job_id", _ID),
+    Column("repository_id", _ID),
+    Column("vm_id", String(CHARS_KEPT)),
+    Column("vm_name", String(CHARS_KEPT)),
+    Column("run_kind", String(32)),
+    Index("ix_backups_host_kind", "host", "kind", "number"),
+    *(
+        Index(f"ix_backups_{name}", "host", "kind", name, "number")
+        for name in ("state", "job_id", "repository_id", "vm_id", "vm_name", "run_kind")
+    ),
     sqlite_autoincrement=True,
 )
 
@@ -306,6 +332,8 @@ wave_members = Table(
     _version(),
     Index("ix_wave_members_wave_id", "wave_id", "position"),
     Index("ix_wave_members_job_id", "job_id"),
+    # All that is asked of the members of waves that have ended, each moment: no document is read for it.
+    Index("ix_wave_members_state", "wave_id", "state", "rolling_back"),
 )
 
 wave_events = Table(

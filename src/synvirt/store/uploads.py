@@ -8,8 +8,8 @@ from sqlalchemy import Connection, delete, insert, select
 
 from synvirt.errors import not_listed
 from synvirt.model.files import Upload
-from synvirt.model.kinds import ENDS
 from synvirt.store.documents import VERSION, is_known, parsed, readable
+from synvirt.store.migration_rows import is_unended
 from synvirt.store.tables import migrations, uploads
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -62,7 +62,7 @@ class UploadRows:
         """The unended jobs that name the upload, by its id or by its path, which contains the id."""
         query = (
             select(migrations.c.id)
-            .where(migrations.c.state.not_in([str(end) for end in ENDS]))
+            .where(is_unended())
             .where(migrations.c.document.contains(str(upload_id)))
             .order_by(migrations.c.number)
         )

@@ -1,0 +1,254 @@
+"""What lists read, on each sort of database: their own rows, and not those of years. The database itself counts them."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import event, insert, text, update
+
+from synvirt.backups.model import BackupRun, RestorePoint, Status
+from synvirt.model.job import Domain, Migration
+from synvirt.model.kinds import ENDS, State
+from synvirt.store import Store
+from synvirt.store.backups import Row
+from synvirt.store.filters import Only
+from synvirt.store.tables import backups, migrations, slots
+from tests.house import live_plan
+from tests.jobs.migrations import migration
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+# Of each sort there is one that is asked for, the oldest, and so many others after it. A scan reads them all.
+OTHERS, READ_MOST = 800, 200
+# SQLite counts the steps of its programs. One that reads a row takes some ten.
+STEPS_A_ROW = 10
+BEGUN = tuple(state for state in State if state not in ENDS)
+
+
+def a_job(name: str, state: State) -> Migration:
+    plan = live_plan()
+    ref = plan.source_ref.model_copy(update={"source_id": uuid4()})
+    domain = Domain(name=name, uuid=str(uuid4()), xml="<domain/>" + " " * 1500)
+    return migration().model_copy(
+        update={
+            "id": uuid4(),
+            "name": name,
+            "state": state,
+            "plan": plan.model_copy(update={"source_ref": ref}),
+            "domain": domain,
+        }
+    )
+
+
+def a_point(name: str, job_id: UUID, repository_id: UUID) -> RestorePoint:
+    return RestorePoint(
+        id=uuid4(),
+        vm_id=name,
+        vm_name=name,
+        job_id=job_id,
+        run_id=uuid4(),
+        created_at=AT,
+        quiesced=False,
+        consistency="crash",
+        repository_id=repository_id,
+        repository_kind="local",
+        disks=(),
+        size_bytes=0,
+        stored_bytes=0,
+    )
+
+
+class Filled:
+    """The store, and in it one job, one run and one point that are asked for, each before all others."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.job, other = a_job("sought", State.COPYING_FULL), a_job("other", State.COMPLETED)
+        self.point = a_point("sought", uuid4(), uuid4())
+        self.run = BackupRun(id=uuid4(), kind="restore", job_id=self.point.job_id, status=Status.TRANSFERRING, created_at=AT)
+        store.add(self.job, host="sought")
+        store.hosts.begin("sought", ttl_s=-9, document="{}")
+        for _ in range(OTHERS):
+            store.add(other.model_copy(update={"id": uuid4()}), host="other")
+        of_other = uuid4(), uuid4()
+        done = {"job_id": of_other[0], "status": Status.COMPLETED, "created_at": AT}
+        runs = [self.run, *(BackupRun(id=uuid4(), **done) for _ in range(OTHERS))]
+        points = [self.point, *(a_point("other", *of_other) for _ in range(OTHERS))]
+        rows = (
+            (Row("run", run.id, run, state=str(run.status)), Row("point", point.id, point))
+            for run, point in zip(runs, points, strict=True)
+        )
+        store.backups.put_all([row for both in rows for row in both], host="h")
+        with store._writing() as db:
+            waiting: list[dict[str, Any]] = [
+                {"resource": "r", "job_id": str(uuid4()), "host": "h", "held": place == 0} for place in range(OTHERS)
+            ]
+            db.execute(insert(slots), waiting)
+            self.last_in_line = UUID(waiting[-1]["job_id"])
+            if db.dialect.name == "postgresql":
+                db.execute(text("ANALYZE"))
+
+    def jobs(self, **only: Any) -> list[UUID]:
+        return [UUID(json.loads(one)["id"]) for one in self.store.documents(limit=9, only=Only(**only))[0]]
+
+    def found(self, kind: str, /, **only: str) -> list[UUID]:
+        fields = {name: [value] for name, value in only.items()}
+        page = self.store.backups.page(kind, host="h", limit=9, only=fields)[0]  # type: ignore[arg-type]
+        return [UUID(json.loads(one)["id"]) for one in page]
+
+
+Ask = Callable[[Filled], object]
+JOBS: dict[str, Ask] = {
+    "a state": lambda all_: all_.jobs(states=(State.COPYING_FULL,)),
+    "those under way": lambda all_: all_.jobs(states=BEGUN),
+    "a host": lambda all_: all_.jobs(host="sought"),
+    "a host and a state": lambda all_: all_.jobs(host="sought", states=(State.COPYING_FULL,)),
+    "a name": lambda all_: all_.jobs(name="sought"),
+    "a name, a host and states": lambda all_: all_.jobs(name="sought", host="sought", states=tuple(State)),
+    "a source": lambda all_: all_.jobs(source_id=all_.job.plan.source_ref.source_id),  # type: ignore[union-attr]
+    "a source and states": lambda all_: all_.jobs(
+        source_id=all_.job.plan.source_ref.source_id,  # type: ignore[union-attr]
+        states=(State.COPYING_FULL, State.FAILED),
+    ),
+    "unended": lambda all_: [one.id for one in all_.store.unended()],
+    "unended of a host": lambda all_: [one.id for one in all_.store.unended(host="sought")],
+    "ids": lambda all_: all_.store.unended_ids(host="sought"),
+    "newest events": lambda all_: [one.job_id for one in all_.store.newest_events()],
+}
+COUNTS: dict[str, tuple[Ask, object]] = {
+    "all jobs": (lambda all_: len(all_.jobs()), 9),
+    "ended jobs": (lambda all_: len(all_.jobs(states=tuple(ENDS))), 9),
+    "a wave": (lambda all_: len(all_.jobs(wave_id=uuid4())), 0),
+    "unended by host": (lambda all_: all_.store.count_unended(), {"sought": 1}),
+    "wishes": (lambda all_: all_.store.wishes(host="other"), []),
+    "what is left to tidy up": (lambda all_: all_.store.untidied(["snapshot"], host="other"), []),
+    "readers of an upload": (lambda all_: all_.store.uploads.readers(uuid4()), []),
+    "jobs of lost hosts": (lambda all_: all_.store.lost_jobs.all(but="other"), []),
+    "all runs": (lambda all_: len(all_.found("run")), 9),
+    "all points": (lambda all_: len(all_.found("point")), 9),
+    "unended runs": (lambda all_: len(all_.store.backups.all("run", host="h", states=(str(Status.TRANSFERRING),))), 1),
+    "a line": (lambda all_: all_.store.slots.is_next(all_.last_in_line, {"r": 3}), False),
+    "the audit trail": (lambda all_: all_.store.audit.page(limit=9), ([], None)),
+    "waves": (lambda all_: all_.store.waves.page(limit=9), ([], None)),
+}
+RUNS: dict[str, Ask] = {
+    "a status": lambda all_: all_.found("run", status=str(Status.TRANSFERRING)),
+    "a kind": lambda all_: all_.found("run", kind="restore"),
+    "a job": lambda all_: all_.found("run", job_id=str(all_.run.job_id)),
+}
+POINTS: dict[str, Ask] = {
+    "a guest": lambda all_: all_.found("point", vm_id="sought"),
+    "a guest's name": lambda all_: all_.found("point", vm_name="sought"),
+    "a job": lambda all_: all_.found("point", job_id=str(all_.point.job_id)),
+    "a repository": lambda all_: all_.found("point", repository_id=str(all_.point.repository_id)),
+}
+
+
+class Counter:
+    rows = 0
+
+
+@contextmanager
+def rows_read(store: Store) -> Iterator[Counter]:
+    """How many rows the queries in the block read, roughly. PostgreSQL runs each again, and tells."""
+    counter, asked, engine = Counter(), [], store._engine
+    steps = 0
+
+    def stepped() -> None:
+        nonlocal steps
+        steps += 1
+
+    def came(dbapi: Any, *_: object) -> None:
+        dbapi.set_progress_handler(stepped, STEPS_A_ROW)
+
+    def executed(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
+        asked.append((statement, parameters))
+
+    is_sqlite = engine.dialect.name == "sqlite"
+    listening = (engine, "checkout", came) if is_sqlite else (engine, "before_cursor_execute", executed)
+    event.listen(*listening)
+    try:
+        yield counter
+    finally:
+        event.remove(*listening)
+    counter.rows = steps
+    with engine.connect() as connection:
+        if is_sqlite:
+            connection.connection.dbapi_connection.set_progress_handler(None, 0)  # type: ignore[union-attr]
+        for statement, parameters in asked:
+            explained = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one()
+            counter.rows += _scanned(explained[0]["Plan"])
+
+
+def _scanned(node: dict[str, Any]) -> int:
+    mine = 0
+    if node["Node Type"].endswith("Scan") and "Plans" not in node:
+        mine = node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    return int(mine * node["Actual Loops"]) + sum(map(_scanned, node.get("Plans", ())))
+
+
+def test_a_list_reads_its_own_rows(store: Store) -> None:
+    filled, failed = Filled(store), []
+    expected: list[tuple[str, Ask, object]] = [(name, ask, wanted) for name, (ask, wanted) in COUNTS.items()]
+    for asks, sought in ((JOBS, filled.job.id), (RUNS, filled.run.id), (POINTS, filled.point.id)):
+        expected += [(name, ask, [sought]) for name, ask in asks.items()]
+    for name, ask, wanted in expected:
+        with rows_read(store) as counter:
+            assert ask(filled) == wanted, name
+        if counter.rows > READ_MOST:
+            failed.append(f"{name}: {counter.rows} rows")
+    assert failed == []
+
+
+def test_what_an_earlier_version_wrote_is_found_too(store: Store) -> None:
+    """It knows no columns but those that it had."""
+    job, long = a_job("sought", State.COPYING_FULL), a_job("n" * 300, State.QUEUED)
+    run = BackupRun(id=uuid4(), kind="restore", job_id=uuid4(), status=Status.COMPLETED, created_at=AT)
+    for one in (job, long):
+        store.add(one, host="h")
+    store.backups.put("run", run.id, run, host="h", state=str(run.status))
+    for earlier in (False, True):
+        if earlier:
+            with store._writing() as db:
+                db.execute(update(migrations).values(name=None, source_id=None))
+                db.execute(update(backups).values(job_id=None, run_kind=None))
+        for only in (
+            Only(name="sought"),
+            Only(source_id=job.plan.source_ref.source_id),  # type: ignore[union-attr]
+            Only(source_id=job.plan.source_ref.source_id, states=(State.COPYING_FULL, State.COPYING_FULL)),  # type: ignore[union-attr]
+            Only(name="sought", host="h", states=(State.COPYING_FULL,)),
+        ):
+            (document,), following = store.documents(limit=1, only=only)
+            assert (json.loads(document)["id"], following) == (str(job.id), None)
+        (document,), _ = store.documents(limit=1, only=Only(name="n" * 300))
+        assert json.loads(document)["id"] == str(long.id)
+        assert store.documents(limit=1, only=Only(name="n" * 299)) == ([], None)
+        for only_ in ({"job_id": [str(run.job_id)]}, {"kind": ["restore", "verify"], "status": [str(Status.COMPLETED)]}):
+            assert len(store.backups.page("run", host="h", limit=5, only=only_)[0]) == 1
+        assert store.backups.page("run", host="h", limit=5, only={"job_id": [str(uuid4())]}) == ([], None)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 50])
+def test_pages_of_a_filter_are_in_order_and_miss_nobody(store: Store, limit: int) -> None:
+    ids = []
+    for place in range(20):
+        job = a_job("web", list(State)[place % 4])
+        store.add(job, host=f"h{place % 2}")
+        ids.append(job.id)
+    chosen = tuple(list(State)[:3])
+    for only, expected in (
+        (Only(states=chosen), [id_ for place, id_ in enumerate(ids) if place % 4 < 3]),
+        (Only(states=chosen, host="h1"), [id_ for place, id_ in enumerate(ids) if place % 4 == 1]),
+        (Only(name="web"), ids),
+    ):
+        seen: list[UUID] = []
+        cursor = None
+        while True:
+            documents, cursor = store.documents(limit=limit, cursor=cursor, only=only)
+            seen += [UUID(json.loads(one)["id"]) for one in documents]
+            if cursor is None:
+                break
+        assert seen == expected[::-1]
