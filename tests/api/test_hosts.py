@@ -1,11 +1,15 @@
 """GET /hosts, fencing one, and `synvirt hosts`, on a real server."""
 
 import json
+from uuid import uuid4
 
 import httpx
+import pytest
 from typer.testing import CliRunner
 
 from synvirt.cli import app
+from synvirt.model.job import Progress
+from synvirt.model.kinds import State
 from tests.fakes.service import Service
 
 SAID = json.dumps(
@@ -33,6 +37,26 @@ def test_hosts_are_shown_with_their_leases(client: httpx.Client, service: Servic
     }
     assert away["room"] is None
     assert alive["seen_at"].endswith("Z")
+
+
+@pytest.mark.parametrize(("ttl_s", "rate"), [(-5, 0), (600, 5 << 20)], ids=["lost", "alive"])
+def test_a_job_of_a_lost_host_has_no_rate(client: httpx.Client, service: Service, ttl_s: float, rate: int) -> None:
+    """Its stored figures are of the moment before the loss."""
+    service.store.hosts.begin("kvm2", ttl_s=ttl_s, document="{}")
+    progress = Progress(bytes_total=100 << 20, bytes_done=50 << 20, rate_bps=5 << 20, eta_s=10)
+    job = service.submit().model_copy(update={"id": uuid4(), "host": "kvm2", "state": State.COPYING_FULL, "progress": progress})
+    ended = job.model_copy(update={"id": uuid4(), "state": State.FAILED})
+    for one in (job, ended):
+        service.store.add(one, host="kvm2")
+    service.store.slots.take(job.id, {"destination d": 1}, host="kvm2")
+    loaded = client.get(f"/migrations/{job.id}").json()
+    listed = {one["id"]: one for one in client.get("/migrations").json()["items"]}
+    for shown in (loaded, listed[str(job.id)]):
+        assert shown["progress"]["rate_bps"] == rate
+        assert shown["progress"]["eta_s"] == (10 if rate else None)
+        assert shown["progress"]["bytes_done"] == 50 << 20
+    assert listed[str(ended.id)]["progress"]["rate_bps"] == 5 << 20, "as it was stored"
+    assert service.intake._figures_elsewhere()[job.id][1].rate_bps == rate
 
 
 def test_a_host_is_fenced_by_the_command_line(client: httpx.Client, service: Service) -> None:

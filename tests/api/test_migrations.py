@@ -108,7 +108,7 @@ def test_the_pieces_of_a_list_fit(count: int) -> None:
 
 def _joined(documents: list[str], following: int | None, board: Board) -> bytes:
     async def join() -> bytes:
-        return b"".join([piece async for piece in page(documents, following, board)])
+        return b"".join([piece async for piece in page(documents, following, board, frozenset())])
 
     return asyncio.run(join())
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -55,6 +56,17 @@ def test_an_event_that_cannot_be_read_ends_no_live_list(service: Service, client
         for line in stream.iter_lines():
             if f"job-{whole}" in line:
                 break
+
+
+def test_the_list_and_the_page_of_a_job_whose_host_is_lost_show_no_rate(service: Service, client: httpx.Client) -> None:
+    service.store.hosts.begin("gone", ttl_s=-5, document="{}")
+    progress = Progress(bytes_total=100 << 20, bytes_done=50 << 20, rate_bps=7 << 20, eta_s=7)
+    job = service.submit().model_copy(update={"id": uuid4(), "host": "gone", "state": State.COPYING_FULL, "progress": progress})
+    service.store.add(job, host="gone")
+    for path in ("/", f"/migrations/{job.id}"):
+        shown = client.get(f"{SITE}{path}").text
+        assert "50 %" in shown or "50.0 MiB" in shown
+        assert "7.0 MiB/s" not in shown, path
 
 
 def test_one_host_alone_looks_for_no_figures_of_others(service: Service) -> None:

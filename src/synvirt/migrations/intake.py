@@ -4,7 +4,7 @@ A plan is refused here if a quick check shows that it cannot work (a path outsid
 job itself does the slower checks, in Queued.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -78,11 +78,18 @@ class Intake:
         return self._figures_elsewhere if self.store.is_shared else None
 
     def _figures_elsewhere(self) -> dict[UUID, tuple[State, Progress]]:
-        alive = {row.id for row in self.store.hosts.all() if not row.fenced and row.left_s > 0}
-        return {
-            job.id: (job.state, job.progress if job.host in alive else job.progress.stopped())
-            for job in self.store.copying_elsewhere(host=self._host)
-        }
+        return {job.id: (job.state, job.progress) for job in self.as_now(self.store.copying_elsewhere(host=self._host))}
+
+    def standing(self) -> frozenset[UUID]:
+        """The jobs that wait for a host that is lost: their stored rate is of the moment before."""
+        return self.store.lost_jobs.standing(but=self._host)
+
+    def as_now(self, jobs: Iterable[Migration]) -> list[Migration]:
+        """The stored jobs with their newest figures."""
+        found = [self.board.current(job) for job in jobs]
+        ask = any(job.progress.rate_bps and job.host != self._host and not job.ended for job in found)
+        standing = self.standing() if ask else frozenset()
+        return [still(job) if job.id in standing else job for job in found]
 
     def dry_run(self, plan: MigrationPlan) -> DryRun:
         """The plan as its job would run, with all that is wrong with it. Nothing is stored."""
@@ -253,6 +260,11 @@ class Intake:
                 return name_of(plan.source_ref)
             case "upload":
                 return self.store.uploads.get(plan.source_ref.upload_id, host=self._host).filename
+
+
+def still(job: Migration) -> Migration:
+    """The job without a rate."""
+    return job.model_copy(update={"progress": job.progress.stopped()})
 
 
 def check_plan(rooms: Rooms, plan: MigrationPlan) -> VmManifest | None:

@@ -33,7 +33,7 @@ STREAM_HEADERS = HEADERS | {"X-Accel-Buffering": "no"}
 def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
     """The list of migrations, and the stream that keeps it up to date."""
     router = pages.router()
-    store, board = intake.store, intake.board
+    store = intake.store
 
     def changed_row(event: Event) -> bytes:
         try:
@@ -51,11 +51,13 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
         update = ProgressUpdate(id=id_, state=state, progress=progress)
         return format_sse_event(event=f"figures-{id_}", data_str=pages.part("row_figures.html", job=update))
 
-    feed = Feed(store, board, Words(changed_row, figures_of), stopping=stopping, pace=pace, elsewhere=intake.figures_elsewhere)
+    feed = Feed(
+        store, intake.board, Words(changed_row, figures_of), stopping=stopping, pace=pace, elsewhere=intake.figures_elsewhere
+    )
 
     def jobs_of(part: Part, cursor: int | None = None) -> tuple[list[Migration], int | None]:
         documents, following = store.documents(limit=ON_A_PAGE, cursor=cursor, only=PARTS[part])
-        return [board.current(job) for job in readable(Migration, documents)], following
+        return intake.as_now(readable(Migration, documents)), following
 
     @router.get("/")
     def jobs(cursor: Cursor = None, part: Part = "ended") -> Response:

@@ -17,7 +17,7 @@ from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.jobs.board import Board
 from synvirt.jobs.instant import GuestWrites
-from synvirt.migrations.intake import Intake
+from synvirt.migrations.intake import Intake, still
 from synvirt.migrations.planning.foreseen import DryRun
 from synvirt.migrations.planning.retrying import merged
 from synvirt.model.job import Migration, Progress, ProgressUpdate
@@ -164,7 +164,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         """List all migrations, newest first."""
         only = Only(states=tuple(state or ()), name=name, source_id=source_id, wave_id=wave_id, host=host)
         documents, following = store.documents(limit=limit, cursor=number_of(cursor), only=only)
-        return StreamingResponse(page(documents, following, board), media_type="application/json")
+        return StreamingResponse(page(documents, following, board, intake.standing()), media_type="application/json")
 
     @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
     async def stream(
@@ -179,7 +179,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     @router.get("/{migration_id}", response_model=Migration)
     def load(migration_id: UUID) -> Migration:
         """Load one migration, with the newest progress."""
-        return board.current(store.get(migration_id))
+        return intake.as_now([store.get(migration_id)])[0]
 
     @router.delete("/{migration_id}", status_code=204)
     def remove(
@@ -208,16 +208,22 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     return router
 
 
-async def page(documents: list[str], following: int | None, board: Board) -> AsyncIterator[bytes]:
-    """Makes the list's answer by joining texts: only running jobs, whose progress is on the board, are parsed.
+async def page(documents: list[str], following: int | None, board: Board, standing: frozenset[UUID]) -> AsyncIterator[bytes]:
+    """Makes the list's answer by joining texts: only running jobs, whose progress is on the board, are parsed, and those
+    `standing` that wait for a lost host.
 
     In pieces: thousands of jobs are tens of megabytes, and one piece would take ten times as long.
     """
-    running = {str(id_) for id_ in board.latest()}
+    running = {str(id_) for id_ in (*board.latest(), *standing)}
+
+    def as_now(document: str) -> str:
+        job = board.current(parsed(Migration, document))
+        return (still(job) if job.id in standing else job).model_dump_json()
+
     before = '{"items":['
     for start in range(0, len(documents), JOBS_A_PIECE):
         piece = (
-            board.current(parsed(Migration, document)).model_dump_json() if document[_ID_IN_DOCUMENT] in running else document
+            as_now(document) if document[_ID_IN_DOCUMENT] in running else document
             for document in documents[start : start + JOBS_A_PIECE]
         )
         yield (before + ",".join(piece)).encode()
