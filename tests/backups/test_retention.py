@@ -127,7 +127,12 @@ def test_a_job_removes_its_own_points_in_its_own_repository_and_none_that_is_rea
     foreign = [old.model_copy(update={"id": uuid4(), **one}) for one in ({"job_id": uuid4()}, {"repository_id": uuid4()})]
     removed: list[UUID] = []
     repositories = SimpleNamespace(opened=lambda _: SimpleNamespace(kept_ids=lambda: {kept_one.id}))
-    points = SimpleNamespace(all=lambda: [*foreign, old, read, kept_one, newest])
+    mine = [old, read, kept_one, newest]
+    points = SimpleNamespace(
+        all=lambda only: [
+            one for one in [*foreign, *mine] if all(str(getattr(one, name)) in values for name, values in only.items())
+        ]
+    )
     retiring = Retiring(cast("Any", repositories), cast("Any", points), removed.append, in_use=lambda: {read.id})
     retiring.retire(_job(Retention(keep_last=1)), vm_id="mail")
     assert removed == []

@@ -98,7 +98,7 @@ class BackingUp:
         interrupted, the point is registered now."""
         run = under_way.run
         self._adopt(known, run)
-        points = [point for point in self._points.all() if point.run_id == run.id]
+        points = self._points.all({"job_id": [str(run.job_id)], "run_id": [str(run.id)]})
         has = {one for point in points for one in (point.vm_id, point.vm_name)}
         under_way.note(
             restore_point_ids=tuple(point.id for point in points),
@@ -167,7 +167,9 @@ class BackingUp:
     def _base(self, job: BackupJob, repository: Repository, vm_id: str) -> Manifest | None:
         """The newest point of the guest of that UUID from which changes can be counted. Its author must be known: its unchanged
         chunks become part of a point that this host signs."""
-        for point in trusted(self._points.all(), job, vm_id)[:BASES_LOOKED_AT]:
+        damaged = self._points.all({"repository_id": [str(job.repository_id)], "state": ["damaged"]})
+        mine = self._points.all({"job_id": [str(job.id)], "vm_id": [vm_id]})
+        for point in trusted([*damaged, *mine], job, vm_id)[:BASES_LOOKED_AT]:
             with contextlib.suppress(SynvirtError):
                 unread = repository.unread(point.id)
                 # A point of the newest key takes nothing over from points of an older key.

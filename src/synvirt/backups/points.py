@@ -33,6 +33,10 @@ class Points:
         """All points, oldest first. `only`: as in the store's page."""
         return readable(RestorePoint, self._rows.all("point", host=self._host, only=only))
 
+    def ids(self) -> set[UUID]:
+        """The ids of all points, also of those that a later version wrote."""
+        return self._rows.ids("point", host=self._host)
+
     def put(self, point: RestorePoint) -> RestorePoint:
         """Writes the point, new or changed."""
         self._rows.put("point", point.id, point, host=self._host)

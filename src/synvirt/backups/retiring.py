@@ -56,8 +56,8 @@ class Retiring:
 
     def planned(self, job: BackupJob, retention: Retention | None = None, *, vm_id: str | None = None) -> list[PointFate]:
         """What `retention`, by default the job's own, would remove now."""
-        mine = [point for point in self._points.all() if point.job_id == job.id and vm_id in (None, point.vm_id)]
-        mine = [point for point in mine if point.repository_id == job.repository_id]
+        of_job = {"job_id": [str(job.id)], "repository_id": [str(job.repository_id)]}
+        mine = self._points.all(of_job if vm_id is None else of_job | {"vm_id": [vm_id]})
         protected = {*self._repositories.opened(job.repository_id).kept_ids(), *self._in_use()}
         return fates(mine, retention or job.retention, protected=protected)
 

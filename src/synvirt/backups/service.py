@@ -144,7 +144,7 @@ class Backups:
         """Call it once, before any request."""
         self._cut_off = self.runs.start()
         if self._restore_host is not None:
-            self._testing().forget({point.id for point in self.points.all()})
+            self._testing().forget(self.points.ids())
 
     # ── start, pause, end ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -206,7 +206,7 @@ class Backups:
     def _adopt(self, known: BackupRepository, run: BackupRun | None = None) -> None:
         """Registers points in the repository that are not registered: all, or those of that run."""
         repository = self.repositories.opened(known.id)
-        kept, unknown = repository.kept_ids(), set(repository.point_ids()) - {point.id for point in self.points.all()}
+        kept, unknown = repository.kept_ids(), set(repository.point_ids()) - self.points.ids()
         for point_id, found in repository.read_all(unknown):
             try:
                 if isinstance(found, SynvirtError):
@@ -258,9 +258,8 @@ class Backups:
         if any(job.repository_id == repository_id for job in self._jobs.all()):
             raise BackupConflict("jobs write to this repository", hint="remove them first")
         with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
-            for point in self.points.all():
-                if point.repository_id == repository_id:
-                    self.points.forget(point.id)
+            for point in self.points.all({"repository_id": [str(repository_id)]}):
+                self.points.forget(point.id)
             self.repositories.forget(repository_id)
 
     def add_job(self, asked: BackupJobRequest) -> BackupJob:

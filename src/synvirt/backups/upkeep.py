@@ -142,7 +142,7 @@ class Upkeep:
             wrongs, points_too = (*report.wrongs, *(wrong for _, wrong in forged)), tuple(id_ for id_, _ in forged)
             report = report.model_copy(update={"wrongs": wrongs, "damaged_points": (*report.damaged_points, *points_too)})
         there = set(repository.point_ids())
-        mine = [point.id for point in self._points.all() if point.repository_id == repository_id]
+        mine = [point.id for point in self._points.all({"repository_id": [str(repository_id)]})]
         sound = there.difference(report.damaged_points)
         self._note_states({id_: id_ not in sound for id_ in mine})
         garbage.condemn(repository.folder, report.damaged_packs)
