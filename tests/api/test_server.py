@@ -450,6 +450,21 @@ def test_who_says_nothing_in_tls_counts_too(tmp_path: Path, monkeypatch: pytest.
     service.close()
 
 
+def test_who_says_nothing_in_tls_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before HTTP: asyncio waits a minute for it. Half of a greeting is no more."""
+    monkeypatch.setattr(connections, "HANDSHAKE_WITHIN_S", 0.3)
+    service = Service(tmp_path)
+    with service.served() as server, contextlib.ExitStack() as opened:
+        place = server._sockets.tcp.getsockname()
+        for sent in (b"", b"\x16\x03\x01\x02\x00"):
+            caller = opened.enter_context(socket.create_connection(place, timeout=40))
+            caller.sendall(sent)
+            with contextlib.suppress(ConnectionResetError):
+                assert caller.recv(1) == b""
+        until(lambda: connections.Door.total == 0)
+    service.close()
+
+
 def test_no_cipher_without_aead(service_url: tuple[Service, str]) -> None:
     old = ssl.create_default_context()
     old.check_hostname, old.verify_mode, old.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2

@@ -17,6 +17,8 @@ from synvirt.sizes import KIB
 
 # A request's head is a few hundred bytes: even over a slow line around the world it arrives in this time.
 HEAD_WITHIN_S: Final = 20.0
+# TLS is up after two turns of a few kilobytes. Nobody is known before, so whoever is silent may not hold a place for long.
+HANDSHAKE_WITHIN_S: Final = 10.0
 # Of an answer that waits to be read, a caller takes this much in this time, even over the slowest line.
 TAKEN_WITHIN_S, TAKEN_LEAST_BYTES = 30.0, 16 * KIB
 # A browser opens six, our own client one for each command and one for its stream; a proxy has its own limits, and many callers.

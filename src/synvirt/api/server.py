@@ -14,12 +14,14 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from synvirt.api import connections
 from synvirt.api.callers.gate import FromSocket
 from synvirt.api.connections import Held, allow_files
 from synvirt.api.listening import Listening
@@ -78,8 +80,8 @@ class Server:
         """Serves until a signal. `on_ready`: called once both sockets listen; its error ends the service, and is raised."""
         allow_files()
         try:
-            with self._signals():
-                asyncio.run(self._run(on_ready))
+            with self._signals(), asyncio.Runner(loop_factory=_Loop) as runner:
+                runner.run(self._run(on_ready))
         finally:
             self._sockets.close()
 
@@ -154,6 +156,15 @@ def serve(app: FastAPI, settings: Settings, *, on_ready: Callable[[], None] = la
 def _is_not_cut(record: logging.LogRecord) -> bool:
     """A request that the service's end has cut is no mistake. uvicorn says how many were."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Waits less long for TLS than asyncio's minute, which uvicorn has no setting for."""
+
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = connections.HANDSHAKE_WITHIN_S
+        return await super().create_server(*arguments, **options)
 
 
 class _Quiet(uvicorn.Server):
