@@ -1,8 +1,8 @@
 """One look at the store, and one drawing of each event, for however many clients listen."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -12,7 +12,7 @@ import pytest
 from synvirt.api.stream import FIRST, KEPT_EVENTS, Feed, Pace, Words
 from synvirt.model.job import Progress
 from synvirt.model.kinds import State
-from synvirt.web.job import JobView
+from synvirt.web.job import Drawn, JobView
 
 PACE = Pace(tick_s=0.001, ask_every_s=0.001, ask_elsewhere_every_s=0.001, progress_every_s=0.001, heartbeat_every_s=60)
 ONE, OTHER = uuid4(), uuid4()
@@ -168,12 +168,12 @@ def test_a_job_s_page_is_drawn_once_for_all_who_look() -> None:
     drawn = []
 
     class Counted(JobView):
-        def rendered(self, job_id: UUID) -> dict[str, str]:
+        def rendered(self, job_id: UUID, before: Drawn | None) -> Drawn:
             drawn.append(job_id)
-            return {"figures": f"<p>{len(drawn)}</p>"}
+            return Drawn({"figures": f"<p>{len(drawn)}</p>"})
 
     async def run() -> None:
-        intake = SimpleNamespace(board=SimpleNamespace(commits=1, latest=dict))
+        intake = SimpleNamespace(board=SimpleNamespace(commits=1, progress=lambda _: None))
         view = Counted(cast(Any, None), cast(Any, intake), lambda _: None, cast(Any, None))
         pace = Pace(progress_every_s=60, ask_every_s=60)
         looking = [view.parts(ONE, pace, lambda: False) for _ in range(100)]
@@ -184,6 +184,107 @@ def test_a_job_s_page_is_drawn_once_for_all_who_look() -> None:
         for each in looking:
             await cast(Any, each).aclose()
         assert view.shown == {}
+
+    asyncio.run(run())
+
+
+def test_the_stream_of_a_job_s_page_ends_with_the_job() -> None:
+    """A browser would draw it again each second, for as long as its page is open."""
+
+    class Ended(JobView):
+        def rendered(self, job_id: UUID, before: Drawn | None) -> Drawn:
+            return Drawn({"figures": "<p>1</p>"}, ended=True)
+
+    async def run() -> None:
+        intake = SimpleNamespace(board=SimpleNamespace(commits=1, progress=lambda _: None))
+        view = Ended(cast(Any, None), cast(Any, intake), lambda _: None, cast(Any, None))
+        async with asyncio.timeout(60):
+            sent = [one async for one in view.parts(ONE, Pace(), lambda: False)]
+        assert sent[1:] == [b"event: part\ndata: <p>1</p>\n\n", b"event: ended\ndata: ended\n\n"]
+        assert view.shown == {}
+
+    asyncio.run(run())
+
+
+def test_a_job_that_has_not_changed_is_not_drawn_again() -> None:
+    """Each move of any job is a reason to look at it; of a thousand held ones, some job always moves."""
+    drawn: list[str] = []
+
+    class Quiet(JobView):
+        def values(self, job_id: UUID) -> dict[str, Any]:
+            return {"job": SimpleNamespace(done=len(looks) // 2, ended=False)}
+
+    looks: list[Drawn] = []
+
+    def part(name: str, **_: object) -> str:
+        drawn.append(name)
+        return ""
+
+    pages = SimpleNamespace(part=part)
+    view = Quiet(cast(Any, pages), cast(Any, None), lambda _: None, cast(Any, None))
+    for _ in range(4):
+        looks.append(view.rendered(ONE, looks[-1] if looks else None))
+    assert looks[0] is not looks[2] is looks[3]
+    assert len(drawn) == 2 * len(set(drawn))
+
+
+class Looked(dict[UUID, Any]):
+    """Figures that count how many of them are looked at."""
+
+    count = 0
+
+    def items(self) -> Any:
+        return _Items(self)
+
+
+class _Items:
+    def __init__(self, looked: Looked) -> None:
+        self.looked = looked
+
+    def _counted(self, ids: Iterable[UUID]) -> Iterator[tuple[UUID, Any]]:
+        for id_ in ids:
+            self.looked.count += 1
+            yield id_, self.looked[id_]
+
+    def __iter__(self) -> Iterator[tuple[UUID, Any]]:
+        return self._counted(list(self.looked))
+
+    def __reversed__(self) -> Iterator[tuple[UUID, Any]]:
+        return self._counted(list(reversed(self.looked)))
+
+
+def test_clients_look_at_what_is_new_and_not_at_the_figures_of_all_jobs() -> None:
+    async def run() -> None:
+        house, held = House(), [uuid4() for _ in range(300)]
+        clients = [await house.client() for _ in range(10)]
+        waiting = [asyncio.create_task(taken(client, len(held))) for client in clients]
+        while house.asked < 3:
+            await asyncio.sleep(0)
+        house.feed._figures = looked = Looked()
+        house.figures |= dict.fromkeys(held, (State.DELTA_SYNCING, Progress(bytes_done=1)))
+        assert await asyncio.gather(*waiting) == [[b"1 done"] * len(held)] * 10
+        looked.count = 0
+        for done in range(2, 7):
+            house.figures[held[0]] = (State.DELTA_SYNCING, Progress(bytes_done=done))
+            assert await asyncio.gather(*(taken(client, 1) for client in clients)) == [[f"{done} done".encode()]] * 10
+        assert looked.count < 300, "by ten clients, five times"
+
+    asyncio.run(run())
+
+
+def test_figures_that_come_too_soon_come_later() -> None:
+    async def run() -> None:
+        house = House()
+        slow = Pace(tick_s=0.001, ask_every_s=0.001, ask_elsewhere_every_s=0.001, progress_every_s=0.3, heartbeat_every_s=60)
+        client = await house.client()
+        house.figures[ONE] = (State.COPYING_FULL, Progress(bytes_done=1))
+        assert await taken(client, 1) == [b"1 done"]
+        # The feed draws sooner than this client may have the next: it took the first ones late.
+        house.feed._pace = slow
+        house.feed._figures[ONE] = replace(house.feed._figures[ONE], at=float("-inf"))
+        house.figures[ONE] = (State.COPYING_FULL, Progress(bytes_done=2))
+        house.figures[OTHER] = (State.COPYING_FULL, Progress(bytes_done=3))
+        assert await taken(client, 2) == [b"3 done", b"2 done"]
 
     asyncio.run(run())
 

@@ -13,7 +13,8 @@ import contextvars
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
@@ -127,6 +128,16 @@ class _Figure(Generic[S]):
     content: bytes
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What one client knows of the figures: all up to `version`, except those of `early`, which came too soon after the last
+    ones of their job. `taken_at`: of each job, when it took figures a moment ago."""
+
+    version: int = 0
+    early: dict[UUID, None] = field(default_factory=dict)
+    taken_at: dict[UUID, float] = field(default_factory=dict)
+
+
 class Feed(Generic[E, S]):
     """The events of jobs, for all clients in one event loop. It looks as long as there are clients. `elsewhere`: the figures of
     jobs that other hosts run, from the store; called in a thread. None: there are no other hosts.
@@ -171,8 +182,7 @@ class Feed(Generic[E, S]):
                     cursor = max(cursor, written.id)
             else:
                 cursor = last_event_id
-            seen: dict[UUID, tuple[int, float]] = {}
-            beat_at = time.monotonic()
+            seen, beat_at = _Seen(), time.monotonic()
             while not self._ended():
                 news = self._news  # before we look, so that no event is missed during the wait
                 async for written in self._after(cursor, job_id):
@@ -185,8 +195,8 @@ class Feed(Generic[E, S]):
                     yield BEAT
                     beat_at = time.monotonic()
                 within_s = beat_at + self._pace.heartbeat_every_s - time.monotonic()
-                if any(seen.get(id_, (0, 0.0))[0] != figure.version for id_, figure in self._figures_of(job_id)):
-                    within_s = min(within_s, self._pace.progress_every_s)  # one came too soon after the last
+                if seen.early:
+                    within_s = min(within_s, self._pace.progress_every_s)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), max(0.0, within_s))
         finally:
@@ -254,6 +264,7 @@ class Feed(Generic[E, S]):
             drawn = await run_in_threadpool(lambda: {id_: self._words.figures(id_, *figure) for id_, figure in due.items()})
             for id_, content in drawn.items():
                 self._versions += 1
+                self._figures.pop(id_, None)  # the newest are the last
                 self._figures[id_] = _Figure(self._versions, *due[id_], now, content)
 
     def _read(self, cursor: int, job_id: UUID | None) -> list[_Written]:
@@ -282,17 +293,21 @@ class Feed(Generic[E, S]):
                 cursor = following.id
                 yield following
 
-    def _figures_of(self, job_id: UUID | None) -> list[tuple[UUID, _Figure[S]]]:
-        return [(id_, figure) for id_, figure in self._figures.items() if job_id in (None, id_)]
-
-    def _unseen(self, seen: dict[UUID, tuple[int, float]], job_id: UUID | None) -> Iterator[_Figure[S]]:
-        """What one client has not seen, with at least `progress_every_s` between the figures of each job."""
-        figures = self._figures_of(job_id)
-        for id_ in seen.keys() - {id_ for id_, _ in figures}:
-            del seen[id_]
-        for id_, figure in figures:
-            version, at = seen.get(id_, (0, float("-inf")))
-            if figure.version != version and time.monotonic() - at >= self._pace.progress_every_s:
-                yield figure
-                # Now, as the client has taken it: so late figures of a slow client keep their distance too.
-                seen[id_] = (figure.version, time.monotonic())
+    def _unseen(self, seen: _Seen, job_id: UUID | None) -> Iterator[_Figure[S]]:
+        """What one client has not seen, with at least `progress_every_s` between the figures of each job. Looks only at what is
+        new: each of hundreds of clients would look at the figures of each of thousands of held jobs."""
+        new = takewhile(lambda one: one[1].version > seen.version, reversed(self._figures.items()))
+        ids = [*seen.early, *(id_ for id_, _ in new if id_ not in seen.early)][::-1]
+        seen.version, seen.early = self._versions, {}
+        for id_ in ids:
+            figure = self._figures.get(id_) if job_id in (None, id_) else None
+            if figure is None:
+                continue
+            if time.monotonic() - seen.taken_at.get(id_, float("-inf")) < self._pace.progress_every_s:
+                seen.early[id_] = None
+                continue
+            yield figure
+            # Now, as the client has taken it: so late figures of a slow client keep their distance too.
+            seen.taken_at[id_] = time.monotonic()
+        for id_ in [id_ for id_, at in seen.taken_at.items() if time.monotonic() - at >= self._pace.progress_every_s]:
+            del seen.taken_at[id_]

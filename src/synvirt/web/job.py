@@ -41,6 +41,8 @@ PARTS = (*ABOVE, *JOB, *PROOF)
 TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
 
 REHEARSALS_SHOWN = 5
+# The event by which the page closes its stream. Without it, a browser would connect again and again.
+ENDED = "ended"
 
 ActionName = Literal[
     "cancel", "lose", "cutover", "rehearse", "retry", "again", "check", "repair", "remove", "destroy",
@@ -171,7 +173,16 @@ class Shown:
     viewers: int = 0
     seen: object = None
     at: float = float("-inf")
-    parts: dict[str, str] = field(default_factory=dict)
+    drawn: "Drawn | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The parts of a job's page as HTML by their names, and what they were drawn from. `ended`: nothing more comes."""
+
+    parts: dict[str, str]
+    values: dict[str, Any] = field(default_factory=dict)
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +198,7 @@ class JobView:
     shown: dict[UUID, Shown] = field(default_factory=dict)
 
     def current(self, job_id: UUID) -> Migration:
-        return self.intake.board.current(self.intake.store.get(job_id))
+        return self.intake.as_now([self.intake.store.get(job_id)])[0]
 
     def values(self, job_id: UUID) -> dict[str, Any]:
         """What the templates of a job's page need. NotFound."""
@@ -239,14 +250,18 @@ class JobView:
         except (NotFound, MalformedArchive):
             return None
 
-    def rendered(self, job_id: UUID) -> dict[str, str]:
-        """The parts of the page that change, as HTML by their names."""
+    def rendered(self, job_id: UUID, before: Drawn | None) -> Drawn:
+        """The parts of the page that change. `before`: as they were drawn last; drawn again only where the job has changed, as
+        each move of any other job is a reason to look."""
         values = self.values(job_id)
-        return {name: self.pages.part(f"job/{name}.html", oob=True, **values) for name in PARTS}
+        if before is not None and values == before.values:
+            return before
+        parts = {name: self.pages.part(f"job/{name}.html", oob=True, **values) for name in PARTS}
+        return Drawn(parts, values, values["job"].ended)
 
     async def parts(self, job_id: UUID, pace: Pace, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """The parts as they change. Figures of a disk or a pass are no events of the store: so the job is read when anything
-        was written."""
+        """The parts as they change, until the job has ended. Figures of a disk or a pass are no events of the store: so the job
+        is read when anything was written."""
         sent: dict[str, str] = {}
         beat_at = time.monotonic()
         shown = self.shown.setdefault(job_id, Shown())
@@ -255,9 +270,12 @@ class JobView:
             yield format_sse_event(comment="synvirt")
             while not stopping():
                 fresh = await self._drawn(job_id, shown, pace)
-                if changed := [html for name, html in fresh.items() if sent.get(name) != html]:
+                if changed := [html for name, html in fresh.parts.items() if sent.get(name) != html]:
                     yield format_sse_event(event="part", data_str="\n".join(changed))
-                sent = fresh
+                sent = fresh.parts
+                if fresh.ended:
+                    yield format_sse_event(event=ENDED, data_str=ENDED)
+                    return
                 if time.monotonic() - beat_at >= pace.heartbeat_every_s:
                     yield format_sse_event(comment="still here")
                     beat_at = time.monotonic()
@@ -267,16 +285,16 @@ class JobView:
             if not shown.viewers:
                 self.shown.pop(job_id, None)
 
-    async def _drawn(self, job_id: UUID, shown: Shown, pace: Pace) -> dict[str, str]:
+    async def _drawn(self, job_id: UUID, shown: Shown, pace: Pace) -> Drawn:
         """Draws once for all open pages: at most twice a second, and once a second without changes."""
         async with shown.drawing:
             board, now = self.intake.board, time.monotonic()
-            news = (board.commits, board.latest().get(job_id))
+            news = (board.commits, board.progress(job_id))
             wait_s = pace.ask_every_s if news == shown.seen else pace.progress_every_s
-            if now - shown.at >= wait_s:
+            if shown.drawn is None or now - shown.at >= wait_s:
                 shown.seen, shown.at = news, now
-                shown.parts = await run_in_threadpool(self.rendered, job_id)
-            return shown.parts
+                shown.drawn = await run_in_threadpool(self.rendered, job_id, shown.drawn)
+            return shown.drawn
 
     def act(self, job_id: UUID, action: ActionName) -> Migration | None:
         """Executes an action. The job to show next: a new one, if one was begun; None, if it was removed."""
