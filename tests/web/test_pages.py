@@ -366,6 +366,29 @@ def test_a_form_is_sent_once_however_often_its_button_is_pressed(page: Page, ser
         expect(button).to_have_attribute("aria-busy", "true")
 
 
+# Sends a form, and stops the next page, which does not come. How the button was: sent, and after that.
+STOPPED = """async stop => {
+    const button = document.querySelector('main form button[type=submit]');
+    document.querySelector('main form').action = '/never';
+    button.click();
+    const busy = [button.getAttribute('aria-busy')];
+    await new Promise(done => setTimeout(done, 100));
+    if (stop === 'Escape') document.dispatchEvent(new KeyboardEvent('keydown', { key: stop, bubbles: true }));
+    else window.stop();
+    for (let look = 0; look < 100 && button.hasAttribute('aria-busy'); look += 1) {
+        await new Promise(done => setTimeout(done, 100));
+    }
+    return [...busy, button.getAttribute('aria-busy')];
+}"""
+
+
+@pytest.mark.parametrize("stop", ["Escape", "button"])
+def test_a_form_whose_next_page_was_stopped_may_be_sent_again(page: Page, service: Service, stop: str) -> None:
+    page.route("**/never", lambda route: None)
+    page.goto(f"/migrations/{jobs.added(service, 'stopped', (State.QUEUED, 5), (State.CANCELLED, 4))}/again")
+    assert page.evaluate(STOPPED, stop) == ["true", None]
+
+
 def test_what_cannot_be_done_says_why_as_a_page(page: Page, service: Service) -> None:
     ended = jobs.completed(service, "long-ended")
     page.goto(f"/migrations/{ended}/cancel")
