@@ -69,7 +69,7 @@ def added(service: Service, name: str, *visits: tuple[State, int], plan: Migrati
         "finished_at": last.at if last.state in (State.COMPLETED, State.FAILED, State.CANCELLED) else None,
     }
     job = Migration.model_validate(values | fields)
-    service.store.add(job, host="local")
+    service.store.add(job, host=job.host or "local")
     return job.id
 
 

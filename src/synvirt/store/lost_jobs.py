@@ -44,12 +44,12 @@ class LostJobRows:
             return [(UUID(row.id), Fence(row.host, row.epoch)) for row in db.execute(query.where(*lost).order_by("number"))]
 
     def standing(self, *, but: str) -> frozenset[UUID]:
-        """The jobs that wait for a host whose lease is over, fenced or not yet: nothing is done for them. `but`: a host whose
+        """The jobs that wait for a host that is not alive, fenced or not yet: nothing is done for them. `but`: a host whose
         jobs are left out."""
-        query = select(migrations.c.id).join(hosts, hosts.c.id == migrations.c.host)
         with self._reading() as db:
-            away = (hosts.c.fenced != "") | (hosts.c.until <= now(db))
-            return frozenset(UUID(row.id) for row in db.execute(query.where(away, hosts.c.id != but, is_unended())))
+            alive = select(hosts.c.id).where(hosts.c.fenced == "", hosts.c.until > now(db))
+            away = (is_unended(), migrations.c.host != but, migrations.c.host.not_in(alive))
+            return frozenset(UUID(row.id) for row in db.execute(select(migrations.c.id).where(*away)))
 
     def take_over(self, job_id: UUID, lost: Fence, *, to: str) -> bool:
         """Gives a lost host's job to host `to`. False, where the lost host is back, the job has ended, another host has it by
