@@ -230,7 +230,7 @@ class PeerFolder:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise away(_cause(error)) from error
-        if len(body) > limit or answer.will_close or not answer.isclosed():
+        if answer.will_close or not answer.isclosed():  # the rest of a longer one is still to come
             connection.close()
         else:
             with self._lock:
