@@ -131,6 +131,24 @@ def test_a_volume_that_was_made_is_there_after_a_power_cut(tmp_path: Path, monke
     assert synced == [volume, volume.parent, tmp_path]
 
 
+def test_a_volume_that_was_removed_is_gone_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ledger entry is gone: nobody would remove it a second time."""
+    made, job = DirectoryDestination(tmp_path), uuid4()
+    first, second = (made.volume_name(job, label) for label in ("one", "two"))
+    for name in (first, second):
+        made.create(name, 4096)
+    synced: list[tuple[Path, list[str]]] = []
+
+    def fsync(descriptor: int) -> None:
+        folder = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((folder, [path.name for path in folder.iterdir()]))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for name in (first, second):
+        made.destroy(name)
+    assert synced == [(Path(tmp_path / first).parent, [Path(second).name]), (tmp_path, [])]
+
+
 def test_a_link_in_place_of_a_volume_is_not_followed(tmp_path: Path) -> None:
     destination = DirectoryDestination(tmp_path / "volumes")
     name = destination.volume_name(uuid4(), "disk")

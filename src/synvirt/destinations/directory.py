@@ -90,6 +90,9 @@ class DirectoryDestination:
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # another disk of the job is still there
                     raise
+            with contextlib.suppress(FileNotFoundError):
+                # Before its ledger entry goes: a file that a power cut brought back would belong to nobody.
+                sync_folder(path.parent if path.parent.is_dir() else self.folder)
 
     def why_no_clones(self) -> str | None:
         """It tries with two unnamed files, as the type of a mount does not say what it can do."""
