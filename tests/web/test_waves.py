@@ -100,6 +100,17 @@ def test_an_operator_leads_a_wave_through_its_night(page: Page, service: Service
     assert {f"/waves/{wave.id}/{name}" for name in ("go", "hold", "canary", "cancel", "remove")} <= requested
 
 
+def test_a_cause_without_a_gap_leaves_the_other_columns_in_sight(page: Page, service: Service) -> None:
+    wave = made(service, "sap")
+    set_member(
+        service, wave, "sap", state=MemberState.FAILED, cause=f"{'DATABASE_NODE_' * 12}/{'DATABASE_NODE_' * 12}.vmdk: broken"
+    )
+    page.set_viewport_size({"width": 1280, "height": 844})
+    page.goto(f"/waves/{wave.id}")
+    hidden = page.locator(".wide:has(#member-sap)").evaluate("wide => wide.scrollWidth - wide.clientWidth")
+    assert hidden <= 0
+
+
 def test_a_word_is_given_for_one_member(page: Page, service: Service) -> None:
     document = body("a", "b")
     for one in document["members"]:
