@@ -20,6 +20,7 @@ def test_who_did_what_is_seen_and_verified(page: Page, service: Service) -> None
     look_at(page, "audit")
     # On the phone that was looked at last the table is moved sideways: no time is broken into five lines.
     assert newest.locator("time").evaluate("element => element.getClientRects().length") == 1
+    assert newest.locator("td").nth(3).evaluate("element => element.clientWidth") >= 170, "nor an address into a dozen"
     page.get_by_role("button", name="Verify").click()
     expect(page.get_by_role("status")).to_contain_text("are as they were written")
     with service.store._engine.begin() as db:
