@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+from synvirt.addresses import is_network
 from synvirt.errors import BadRequest, SourceUnreachable, cause_of
-from synvirt.model.addresses import is_network
 
 CONNECT_TIMEOUT_S: Final = 10.0
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from synvirt.model.addresses import is_network
+from synvirt.addresses import is_network
 from synvirt.model.facts import FACTS_MAX, PORTS_GIVEN_OUT, bounded, file_system, several, short
 
 # 2262: what fits into 64 bits. A guest may report any number.

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator
 
-from synvirt.model.addresses import is_network
+from synvirt.addresses import is_network
 
 # What needs no escape in a URL (RFC 3986 section 2.3). «.» and «..» would be removed by browsers.
 _SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~-]+")
