@@ -147,6 +147,24 @@ def house_is_clean(store: Store, job: Migration) -> bool:
     return store.ledger(job.id) == []
 
 
+def test_a_domain_that_came_before_the_copy_ends_the_job_before_it(house: House) -> None:
+    job = house.intake.submit(offline_plan(appliance(house), target={"name": "web"}))
+    house.hypervisor.add_foreign("web", SOMEBODY)
+    ended = house.run(job.id)
+    assert ended.last_error is not None
+    assert (states(ended), ended.last_error.code) == ([State.QUEUED, State.FAILED], "E_MIG_CONFLICT")
+
+
+def test_a_hardware_address_is_claimed_as_a_name_is(house: House) -> None:
+    other = house.intake.submit(offline_plan(appliance(house)))
+    house.store.claim(other.id, ["MAC address 52:54:00:00:00:01"], hint="")
+    house.platform.add_vm(VM, {"disk-0": bytes(KIB)})
+    ended = house.run(house.intake.submit(live_plan("Cold")).id)
+    assert ended.last_error is not None
+    assert (states(ended), ended.last_error.code) == ([State.QUEUED, State.FAILED], "E_MIG_CONFLICT")
+    assert "MAC address" in ended.last_error.message
+
+
 def test_a_domain_that_comes_while_the_copy_runs_is_a_conflict_and_stays(house: House) -> None:
     """Between the check and the landing lie hours."""
     folder = appliance(house)

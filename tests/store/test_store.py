@@ -21,6 +21,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
 from synvirt.store import LedgerEntry, Store, Watermark
+from synvirt.store.ledger import Owner
 from synvirt.store.memory import Remembered
 from synvirt.store.tables import METADATA, memory
 
@@ -220,6 +221,20 @@ def test_the_ledger_keeps_order_and_forgets_what_is_struck(store: Store) -> None
     store.strike(job.id, "volume", "one")
     store.strike(job.id, "volume", "one")
     assert store.ledger(job.id) == [LedgerEntry("volume", "two"), LedgerEntry("domain", "one")]
+
+
+def test_entries_of_all_owners_of_a_kind_on_a_host_are_oldest_first(store: Store) -> None:
+    first, second = sorted((Owner("run", uuid4()), Owner("run", uuid4())), key=lambda one: one.id, reverse=True)
+    for owner, name, host in (
+        (first, "a", "one"),
+        (second, "b", "one"),
+        (first, "c", "one"),
+        (second, "d", "two"),
+        (Owner("backup_job", first.id), "e", "one"),
+    ):
+        store.ledgers.record(owner, "volume", name, host=host)
+    found = [(owner, entry.name) for owner, entry in store.ledgers.owned("run", host="one")]
+    assert found == [(first, "a"), (second, "b"), (first, "c")]
 
 
 class Fact(Remembered):
