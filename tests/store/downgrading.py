@@ -6,7 +6,7 @@ The service itself has no way back.
 import json
 from typing import Any
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, inspect, text
 
 _OF_PASS = {
     "begun_at": "begun",
@@ -19,12 +19,19 @@ _OF_PASS = {
     "whole": "whole",
 }
 _OF_JOB = {"passing": "told_before", "shutting_down_at": "shutting_down", "hashed": "hashes"}
+# By table: the columns that revision 0020 added, and the indexes that were there before.
+_FINDERS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "migrations": (("name", "source_id"), {"ix_migrations_host_state"}),
+    "backups": (("job_id", "repository_id", "vm_id", "vm_name", "run_kind"), {"ix_backups_host_kind"}),
+    "wave_members": ((), {"ix_wave_members_wave_id", "ix_wave_members_job_id"}),
+}
 
 
 def to_0017(sqlite_url: str) -> int:
     """How many notes there are."""
     engine = create_engine(sqlite_url)
     with engine.begin() as db:
+        _without_finders(db)
         db.execute(
             text("CREATE TABLE notes (migration_id VARCHAR(36), key VARCHAR(255), value TEXT, PRIMARY KEY (migration_id, key))")
         )
@@ -48,6 +55,14 @@ def to_0017(sqlite_url: str) -> int:
         db.execute(text("UPDATE schema_facts SET value = '0009' WHERE key = 'usable_from'"))
     engine.dispose()
     return count
+
+
+def _without_finders(db: Connection) -> None:
+    for table, (columns, indexes) in _FINDERS.items():
+        for name in {one["name"] for one in inspect(db).get_indexes(table)} - indexes:
+            db.execute(text(f"DROP INDEX {name}"))
+        for column in columns:
+            db.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
 
 
 def _notes(kind: str, number: int, document: dict[str, Any]) -> list[tuple[str, str]]:
