@@ -31,7 +31,10 @@ STRAIGHT_BYTES: Final = MIB
 _STREAMS_MAX: Final = 8
 # Two readers of the same file in order, the copy and its checksum, stay within this distance, so that the second one still
 # finds what the first one fetched. No reader waits for one that has not read for a while, and none waits long.
-TOGETHER_BYTES: Final = 16 * MIB
+# The pieces that were not used for longest go first. While one waits for the second reader, younger are those that this reader
+# uses on its way to it, and those that the first one uses and fetches ahead: twice this distance, AHEAD_MAX_BYTES, a read and a
+# piece. All of these must fit into KEPT_BYTES.
+TOGETHER_BYTES: Final = 12 * MIB
 WAIT_FOR_S: Final = 5.0
 
 
