@@ -251,14 +251,8 @@ class Waves:
         """Begins a failed, skipped or rolled back member again with a new job, which uses a failed job's volumes if those were
         kept. If its guest booted here but was not healthy, it is only checked again: it runs here, and its source is off, until
         it is rolled back."""
-        again = {MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK}
         row, wave = self.rows.member(wave_id, member_id), self.rows.get(wave_id)
-        member = member_of(row)
-        if wave.state not in {*GOING, WaveState.FAILED} or member.state not in again or row.rolling_back:
-            raise Conflict(
-                f"{member_id} is {member.state}, in a wave that is {wave.state}",
-                hint="what failed, was skipped or rolled back is tried again while the wave is under way",
-            )
+        member = _to_retry(row, wave)
         host, last = self._last_job(row, member)
         if member.state is not MemberState.ROLLED_BACK and last is not None and last.state is State.COMPLETED:
             fields: dict[str, object] = {"state": MemberState.CUTTING_OVER, "cause": None}
@@ -270,22 +264,25 @@ class Waves:
                 place = {"host": member.host and host, "destination": member.destination, "placed": member.placed}
                 goes_on = {"retry_of": last.id, **place}
             fields = {**_FRESH, **goes_on}
-        changes = _member_changes([member], again, fields, submitted=submitted)
+        changes = _member_changes([member], _RETRIED, fields, submitted=submitted)
         _changed(self.rows, wave_id, changes, of_wave=_GOES_ON)
         self.changed()
         return member_of(self.rows.member(wave_id, member_id))
 
     def retry_all(self, wave_id: UUID, asked: WaveRetryRequest) -> Wave:
-        """Retries the named members, or all that failed. BadRequest names unknown members. Conflict, if none has failed."""
-        wave = wave_of(self.rows.get(wave_id))
+        """Retries the named members, or all that failed. BadRequest names unknown members. Conflict, before any is retried:
+        none has failed, or a named one cannot be retried."""
+        found = self.rows.get(wave_id)
+        rows = {row.member_id: row for row in self.rows.members(wave_id)[0]}
         names = list(dict.fromkeys(asked.members))
-        if not names:
-            failed = self.rows.members(wave_id, states=[str(MemberState.FAILED)])[0]
-            names = [row.member_id for row in failed if not row.rolling_back]
-            if not names:
-                raise Conflict(f"no member of wave {wave.name} has failed", hint="name the members that are to be tried again")
-        elif unknown := set(names) - {row.member_id for row in self.rows.members(wave_id)[0]}:
+        if unknown := set(names) - rows.keys():
             raise BadRequest(f"members: the wave has no member {', '.join(sorted(unknown)[:20])}")
+        for name in names:
+            _to_retry(rows[name], found)
+        names = names or [name for name, row in rows.items() if row.state == MemberState.FAILED and not row.rolling_back]
+        if not names:
+            hint = "name the members that are to be tried again"
+            raise Conflict(f"no member of wave {wave_of(found).name} has failed", hint=hint)
         for name in names:
             self.retry(wave_id, name)
         return wave_of(self.rows.get(wave_id))
@@ -312,9 +309,21 @@ class Waves:
         change_members(self.rows, wave_id, members, expected, fields)
 
 
+_RETRIED = frozenset({MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK})
 _KEPT_AT_RETRY = frozenset({*MemberRequest.model_fields, "approvals", "planned_at"})
 # Including its state: it waits.
 _FRESH = {name: Member.model_fields[name].get_default() for name in Member.model_fields.keys() - _KEPT_AT_RETRY}
+
+
+def _to_retry(row: MemberRow, wave: WaveRow) -> Member:
+    """Conflict, if the member cannot be retried."""
+    member = member_of(row)
+    if wave.state not in {*GOING, WaveState.FAILED} or member.state not in _RETRIED or row.rolling_back:
+        raise Conflict(
+            f"{member.id} is {member.state}, in a wave that is {wave.state}",
+            hint="what failed, was skipped or rolled back is tried again while the wave is under way",
+        )
+    return member
 
 
 def _going(before: Wave) -> Wave:

@@ -355,6 +355,8 @@ def test_all_that_failed_are_retried_at_once(night: Night) -> None:
     with pytest.raises(BadRequest, match="nobody"):
         night.waves.retry_all(made.id, WaveRetryRequest(members=("db", "nobody")))
     night.waves.retry_all(made.id, WaveRetryRequest())
+    with pytest.raises(Conflict, match="web is waiting"):
+        night.waves.retry_all(made.id, WaveRetryRequest(members=("app", "web")))
     assert states(night.waves.whole(made.id)) == {"db": S.WAITING, "web": S.WAITING, "app": S.SKIPPED}
     night.waves.retry_all(made.id, WaveRetryRequest(members=("app",)))
     assert states(night.waves.whole(made.id))["app"] is S.WAITING
