@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
+from synvirt.errors import SynvirtError
+from synvirt.kvm.library import load
 from synvirt.programs import find
 
 
@@ -21,6 +23,14 @@ def need(program: str, package: str) -> str:
     if path is None:
         lacking(f"needs the program {program}: apt-get install {package}")
     return path
+
+
+def need_libvirt() -> Any:
+    """libvirt's Python binding."""
+    try:
+        return load(SynvirtError)
+    except SynvirtError:
+        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
 
 
 def need_folder(path: Path, package: str) -> None:

@@ -7,22 +7,18 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.errors import DomainDefineFailed, GuestBootFailed, SynvirtError
+from synvirt.errors import DomainDefineFailed, GuestBootFailed
 from synvirt.hypervisor import eyes, libvirt_host
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.kvm import agent
-from synvirt.kvm.library import load
-from tests.needs import lacking
+from tests.needs import need_libvirt
 
 GUEST = UUID(int=1)
 
 
 @pytest.fixture
 def libvirt() -> Any:
-    try:
-        return load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    return need_libvirt()
 
 
 def daemon(libvirt: Any, *, gone: bool = False) -> tuple[Any, list[int]]:

@@ -7,19 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.errors import DomainDefineFailed, SynvirtError
+from synvirt.errors import DomainDefineFailed
 from synvirt.kvm import connection as connection_module
 from synvirt.kvm.connection import Connection
-from synvirt.kvm.library import load
-from tests.needs import lacking
+from tests.needs import need_libvirt
 
 
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
-    try:
-        load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    need_libvirt()
     with tempfile.TemporaryDirectory(prefix="sv-") as folder, socket.socket(socket.AF_UNIX) as one:
         one.bind(str(Path(folder) / "s"))
         one.listen()

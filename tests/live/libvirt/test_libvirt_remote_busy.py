@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from synvirt.errors import Internal, SourceUnreachable, SynvirtError
-from synvirt.kvm.library import load
+from synvirt.errors import Internal, SourceUnreachable
 from synvirt.live import SourceAccess
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt import domain as domains
 from synvirt.live.libvirt.form import FORM
 from synvirt.live.libvirt.host import BUSY_HINT, Host
-from tests.needs import lacking
+from tests.needs import need_libvirt
 
 XML = """
 <domain><name>web</name><devices>
@@ -62,10 +61,7 @@ def _busy_domain(libvirt: Any, deleted: list[int]) -> Any:
     ids=["snapshot", "enable_cbt", "cleanup", "start", "inspect"],
 )
 def test_a_domain_that_is_busy_is_asked_again_later(use: Callable[[Any], object]) -> None:
-    try:
-        libvirt = load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    libvirt = need_libvirt()
     host = Host(*FORM.read(SourceAccess("qemu:///system", {}, {})))
     deleted: list[int] = []
     domain = _busy_domain(libvirt, deleted)

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from synvirt.errors import SynvirtError
-from synvirt.kvm.library import load
 from synvirt.live import SourceAccess, holding
 from synvirt.live.libvirt.freeze import _thaw, frozen
-from tests.needs import lacking
+from tests.needs import need_libvirt
 from tests.servers.libvirt_lab import until
 
 _SAYS_FROZEN = """\
@@ -77,10 +75,7 @@ def test_a_guest_is_thawed_until_it_is_so(
     monkeypatch: pytest.MonkeyPatch, failures: int, active: bool, limit_s: float, tries: int
 ) -> None:
     """Its agent is still freezing, and the connection is lost meanwhile; by a new one it thaws."""
-    try:
-        libvirt = load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    libvirt = need_libvirt()
     left = iter([False] * failures + [True] * 9)
     seen: list[str] = []
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from synvirt.errors import SynvirtError
-from synvirt.kvm.library import load
 from synvirt.live.libvirt import scratch
-from tests.needs import lacking
+from tests.needs import need_libvirt
 
 FOLDER = "/var/tmp/synvirt"
 XML = f"<pool><target><path>{FOLDER}</path></target></pool>"
@@ -17,10 +15,7 @@ XML = f"<pool><target><path>{FOLDER}</path></target></pool>"
 
 @pytest.fixture
 def libvirt() -> Any:
-    try:
-        return load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    return need_libvirt()
 
 
 def host(name: str, hangs: "Hanging | None" = None) -> Any:

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.errors import SourceUnreachable, SynvirtError
-from synvirt.kvm.library import load
+from synvirt.errors import SourceUnreachable
 from synvirt.kvm.limit import begun, within
 from synvirt.live import SourceAccess
 from synvirt.live.libvirt import adapter as libvirt_remote
 from synvirt.live.libvirt import host as libvirt_remote_host
 from synvirt.live.libvirt.adapter import LibvirtRemote
-from tests.needs import lacking
+from tests.needs import need_libvirt
 
 ACCEPT_TIMEOUT_S = 60
 
@@ -27,10 +26,7 @@ ACCEPT_TIMEOUT_S = 60
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
     """A socket that listens, in a folder with a path short enough for one."""
-    try:
-        load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    need_libvirt()
     with tempfile.TemporaryDirectory(prefix="sv-") as folder, socket.socket(socket.AF_UNIX) as one:
         one.bind(str(Path(folder) / "s"))
         one.listen()

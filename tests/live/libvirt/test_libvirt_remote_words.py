@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,12 @@ from synvirt.live.libvirt.form import FORM
 from synvirt.live.libvirt.host import Host
 from synvirt.live.libvirt.manifest import Seen, manifest, parse
 from synvirt.live.ssh import FAST_CIPHERS, Door
-from tests.needs import lacking
+from tests.needs import need_libvirt
+
+
+@pytest.fixture
+def libvirt() -> Any:
+    return need_libvirt()
 
 
 @pytest.mark.parametrize(
@@ -73,11 +79,9 @@ def test_a_host_that_cannot_be_read_is_reported_before_its_guest_is_shut_down(
         ("SYSTEM_ERROR", "Cannot create '/s/x.scratch': Permission denied", None),
     ],
 )
-def test_a_right_that_is_missing_is_named_with_who_lacks_it(code: str, message: str, reported: str | None) -> None:
-    try:
-        libvirt = load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+def test_a_right_that_is_missing_is_named_with_who_lacks_it(
+    libvirt: Any, code: str, message: str, reported: str | None
+) -> None:
     host = Host(*FORM.read(SourceAccess("qemu+ssh://mover@kvm7/system")))
     error = libvirt.libvirtError(message)
     error.err = (getattr(libvirt, f"VIR_ERR_{code}"), 10, message, 1, None, None, None, 0, 0)
@@ -160,13 +164,9 @@ class Domain:
     ],
 )
 def test_a_guest_that_was_moved_to_another_host_is_neither_off_nor_started_here(
-    state: str, reason: str, error: type[SynvirtError]
+    libvirt: Any, state: str, reason: str, error: type[SynvirtError]
 ) -> None:
     """It runs there on the same disks: to QEMU here they would be free, and a job would start a second copy of it."""
-    try:
-        libvirt = load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
     domain = Domain((getattr(libvirt, f"VIR_DOMAIN_{state}"), getattr(libvirt, f"VIR_DOMAIN_{reason}")))
     assert domains.power_state(domain) == "unknown"
     uses: list[Callable[[], None]] = [
@@ -181,22 +181,14 @@ def test_a_guest_that_was_moved_to_another_host_is_neither_off_nor_started_here(
     assert domain.asked == []
 
 
-def test_a_guest_that_is_off_is_off_whatever_libvirt_remembers() -> None:
-    try:
-        libvirt = load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+def test_a_guest_that_is_off_is_off_whatever_libvirt_remembers(libvirt: Any) -> None:
     for reason in ("UNKNOWN", "SHUTDOWN", "DESTROYED", "CRASHED", "SAVED", "FAILED"):
         off = (libvirt.VIR_DOMAIN_SHUTOFF, getattr(libvirt, f"VIR_DOMAIN_SHUTOFF_{reason}"))
         assert domains.power_state(Domain(off)) == "off"
 
 
-def test_a_guest_that_ran_and_whose_libvirtd_was_restarted_may_run_on_another_host() -> None:
+def test_a_guest_that_ran_and_whose_libvirtd_was_restarted_may_run_on_another_host(libvirt: Any) -> None:
     """libvirt forgets that a domain was migrated: it is off there like one that was shut down."""
-    try:
-        libvirt = load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
     domain = Domain((libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_BOOTED))
     domains.note_running(domain)
     domain.now = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN)
@@ -213,11 +205,7 @@ def test_a_guest_that_ran_and_whose_libvirtd_was_restarted_may_run_on_another_ho
     assert domain.asked == []
 
 
-def test_a_guest_that_we_shut_down_is_off_though_libvirtd_was_restarted_since() -> None:
-    try:
-        libvirt = load(SynvirtError)
-    except SynvirtError:
-        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+def test_a_guest_that_we_shut_down_is_off_though_libvirtd_was_restarted_since(libvirt: Any) -> None:
     domain = Domain((libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_BOOTED))
     domains.note_running(domain)
     domains.shut_down(domain, 0, lambda: False)
