@@ -9,9 +9,7 @@ that no bitmap has.
 
 import contextlib
 import json
-import os
 import socket
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +18,7 @@ import structlog
 
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdSpec
+from synvirt.durable import put_private_file
 from synvirt.live.proxmox import bitmaps
 from synvirt.live.proxmox.node import QMEVENTD_SOCKET, Node
 from synvirt.live.proxmox.qmp import Qmp, QmpError
@@ -170,11 +169,7 @@ class Notes:
 
     def _put(self, path: Path, content: Mapping[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(path)
+        put_private_file(path, json.dumps(content).encode())
 
     def _path(self, vm_id: str) -> Path:
         return self._folder / f"changes-{vm_id}.json"
