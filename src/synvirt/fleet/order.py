@@ -7,7 +7,7 @@ of its members. So five thousand members after a group of five hundred are 5,500
 import difflib
 import heapq
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
@@ -139,44 +139,53 @@ def _unknown(field: str, what: str, name: str, known: Collection[str]) -> PlanPr
 
 
 def _same_vm(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
-    seen: dict[tuple[object, str], str] = {}
-    for place, member in enumerate(members):
-        ref = member.plan.source_ref
-        if not isinstance(ref, LiveVmRef):
-            continue
-        vm = (ref.source_id, ref.vm_id)
-        if vm in seen:
-            yield PlanProblem(
-                field=f"members[{place}].plan.source_ref",
-                detail=f"{member.id!r} is the VM that {seen[vm]!r} is: VM {ref.vm_id} of the same source",
-                hint="leave one of them out",
-            )
-        seen.setdefault(vm, member.id)
+    for place, member, other in _alike(members, _vm):
+        yield PlanProblem(
+            field=f"members[{place}].plan.source_ref",
+            detail=f"{member.id!r} is the VM that {other!r} is: VM {_vm(member)[1]} of the same source",
+            hint="leave one of them out",
+        )
 
 
 def _same_file(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
     """One machine of one file, under one name: the second job would be refused by the name. Two names are two guests from one
     template."""
-    seen: dict[tuple[str | None, ...], str] = {}
+    for place, member, other in _alike(members, _file):
+        yield PlanProblem(
+            field=f"members[{place}].plan.source_ref",
+            detail=f"{member.id!r} is the machine that {other!r} is: of the same file, under the same name",
+            hint="leave one of them out; or give each a target.name of its own, if both are to come from one template",
+        )
+
+
+def _alike(
+    members: Sequence[MemberRequest], key_of: Callable[[MemberRequest], tuple[object, ...]]
+) -> Iterator[tuple[int, MemberRequest, str]]:
+    """Each member with the key of one before it: its place, itself, and the id of the first. An empty key is like no other."""
+    seen: dict[tuple[object, ...], str] = {}
     for place, member in enumerate(members):
-        ref = member.plan.source_ref
-        if isinstance(ref, LiveVmRef):
-            continue
-        match ref:
-            case HostPathRef():
-                file = posixpath.normpath(ref.path)
-            case UploadRef():
-                file = str(ref.upload_id)
-            case RemoteUrlRef():
-                file = ref.url
-        key = (ref.kind, file, ref.vm, member.plan.target.name)
-        if key in seen:
-            yield PlanProblem(
-                field=f"members[{place}].plan.source_ref",
-                detail=f"{member.id!r} is the machine that {seen[key]!r} is: of the same file, under the same name",
-                hint="leave one of them out; or give each a target.name of its own, if both are to come from one template",
-            )
+        key = key_of(member)
+        if key and key in seen:
+            yield place, member, seen[key]
         seen.setdefault(key, member.id)
+
+
+def _vm(member: MemberRequest) -> tuple[object, ...]:
+    ref = member.plan.source_ref
+    return (ref.source_id, ref.vm_id) if isinstance(ref, LiveVmRef) else ()
+
+
+def _file(member: MemberRequest) -> tuple[object, ...]:
+    match ref := member.plan.source_ref:
+        case HostPathRef():
+            file = posixpath.normpath(ref.path)
+        case UploadRef():
+            file = str(ref.upload_id)
+        case RemoteUrlRef():
+            file = ref.url
+        case LiveVmRef():
+            return ()
+    return ref.kind, file, ref.vm, member.plan.target.name
 
 
 def _instant(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:

@@ -133,9 +133,13 @@ def is_elsewhere(state: Sequence[int]) -> bool:
 def is_out_of_sight(domain: Any, state: Sequence[int]) -> bool:
     """Whether its guest ran when a job last read it, and libvirt does not know why it is off: libvirtd, or its host, was
     restarted since, and forgets then that a domain was migrated to another host."""
+    return _is_off_unknown(state) and "running" in noted(domain)
+
+
+def _is_off_unknown(state: Sequence[int]) -> bool:
+    """Whether it is off, and libvirt does not know why."""
     libvirt = library()
-    unknown = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN)
-    return tuple(state) == unknown and "running" in noted(domain)
+    return tuple(state) == (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN)
 
 
 def refuse_elsewhere(domain: Any) -> None:
@@ -350,7 +354,7 @@ def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | N
         sizes={key: _size(domain, key) for key, _ in data_disks(root)},
         power_state=power_state(domain),
         persistent=bool(domain.isPersistent()),
-        why_off_unknown=tuple(domain.state()[:2]) == (library().VIR_DOMAIN_SHUTOFF, library().VIR_DOMAIN_SHUTOFF_UNKNOWN),
+        why_off_unknown=_is_off_unknown(domain.state()[:2]),
         saved=bool(domain.hasManagedSaveImage()),
         tracked=tracked(domain),
         guest=guest,
