@@ -3,7 +3,6 @@
 import hashlib
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import MIB
 from tests.real import guests
 from tests.running import forked
-from tests.running.processes import command_line, until
+from tests.running.processes import command_line, is_guest, until
 
 SIZE = 96 * MIB
 # Slow enough that there is a middle.
@@ -61,7 +60,7 @@ class Site:
 
     def guests(self) -> list[int]:
         found = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-        return [pid for pid in found if re.match(r"\S*qemu-system", command := command_line(pid)) and self._is_ours(command)]
+        return [pid for pid in found if is_guest(command := command_line(pid)) and self._is_ours(command)]
 
     def _is_ours(self, command: str) -> bool:
         return str(self.data_dir) in command or any(str(link) in command for link in self._links())

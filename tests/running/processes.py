@@ -37,9 +37,10 @@ def children(parent: int | None = None) -> dict[int, str]:
 def _begun_by(parent: int) -> list[int]:
     """By each of its threads. To look through all processes of the machine costs two hundred times as much."""
     begun: list[int] = []
-    for thread in Path(f"/proc/{parent}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            begun += map(int, thread.read_text().split())
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                begun += map(int, thread.read_text().split())
     return begun
 
 
@@ -55,6 +56,12 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def is_guest(command: str) -> bool:
+    """Whether a command line is that of a QEMU with a guest. One without a machine is asked by libvirt what it can do, and ends
+    by itself."""
+    return re.match(r"\S*qemu-system", command) is not None and " -machine none," not in command
 
 
 def stopped(pid: int) -> None:
