@@ -1,22 +1,55 @@
 """What a worker says of a disk is true when it says it: it may be killed right after."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from uuid import uuid4
 
+import pytest
+
 from synvirt.disks import open_writer
 from synvirt.disks.checking.block_hashes import known_digests
 from synvirt.disks.raw.aside import marks_bytes
-from synvirt.disks.specs import AsideWriterSpec, ChangedSpec, FileWriterSpec, RawSpec
-from synvirt.jobs.orders import FOLDED, CopyOrder, DiskOrder, HashesOrder
+from synvirt.disks.specs import AsideWriterSpec, ChangedSpec, FileWriterSpec, RawSpec, XvaSpec
+from synvirt.jobs import copying_disks
+from synvirt.jobs.orders import PREPARING, CopyOrder, DiskOrder, HashesOrder
+from synvirt.jobs.process import WorkerDied
 from synvirt.jobs.wire import Flushed, Message, Result
 from synvirt.sizes import MIB
+from tests.disks.xva import xva_archives
 from tests.fakes.workers import in_process
+from tests.running.processes import until
 
-SIZE = 5 * MIB
+SIZE, SINCE = 5 * MIB, 4 * MIB + 4096
+
+
+def carried_out(
+    order: CopyOrder, said: list[Message] | None = None, stopped: Callable[[], bool] = lambda: False
+) -> list[Message]:
+    """All that the worker says, added to `said`. The error that it ends with."""
+    heard = [] if said is None else said
+
+    async def on_message(message: Message) -> None:
+        heard.append(message)
+
+    async def carry_out() -> None:
+        async with in_process() as worker:
+            (await worker.carry_out(order, on_message, stopped)).check()
+
+    asyncio.run(carry_out())
+    return heard
+
+
+def resumed(folder: Path, content: bytes) -> DiskOrder:
+    """A disk in a packed archive, as of an interrupted copy onto a volume; here that is empty."""
+    path = xva_archives.packed(xva_archives.archive(folder / "a.xva", b"<x/>", {"Ref:4": content}), "gzip")
+    reader = XvaSpec(over=RawSpec(path=str(path)), folder="Ref:4", size_bytes=SIZE, packing="gzip")
+    (folder / "volume").write_bytes(bytes(SIZE))
+    writer = FileWriterSpec(path=str(folder / "volume"), size_bytes=SIZE)
+    return DiskOrder(key="disk-0", reader=reader, writer=writer, since_bytes=SINCE, fresh=False)
 
 
 def test_the_hashes_of_a_disk_that_is_said_to_be_finished_are_believed(tmp_path: Path) -> None:
@@ -38,15 +71,12 @@ def test_the_hashes_of_a_disk_that_is_said_to_be_finished_are_believed(tmp_path:
     )
     found: list[bool] = []
 
-    async def on_message(message: Message) -> None:
-        if isinstance(message, Flushed) and message.finished:
-            found.append(known_digests(hashes, SIZE, token) is not None)
+    class Looking(list[Message]):
+        def append(self, message: Message) -> None:
+            if isinstance(message, Flushed) and message.finished:
+                found.append(known_digests(hashes, SIZE, token) is not None)
 
-    async def carry_out() -> None:
-        async with in_process() as worker:
-            (await worker.carry_out(order, on_message, lambda: False)).check()
-
-    asyncio.run(carry_out())
+    carried_out(order, Looking())
     assert found == [True]
 
 
@@ -62,15 +92,39 @@ def test_a_fold_says_that_it_goes_on(tmp_path: Path) -> None:
         writer.flush()
     reader = ChangedSpec(over=RawSpec(path=volume), areas=())
     disk = DiskOrder(key="disk-0", reader=reader, writer=replace(beside, folds=True), fresh=False)
-    said: list[Message] = []
-
-    async def on_message(message: Message) -> None:
-        said.append(message)
-
-    async def carry_out() -> None:
-        async with in_process() as worker:
-            (await worker.carry_out(CopyOrder(disks=(disk,)), on_message, lambda: False)).check()
-
-    asyncio.run(carry_out())
-    assert said[0] == Result(name=FOLDED, content={})
+    said = carried_out(CopyOrder(disks=(disk,)))
+    assert said[0] == Result(name=PREPARING, content={})
     assert (tmp_path / "volume").read_bytes() == content
+
+
+def test_what_a_stream_sends_again_is_read_as_a_copy_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the watermark it may take hours: it is reported, it keeps to the limits, and nothing of it is written."""
+    monkeypatch.setattr(copying_disks, "PROGRESS_EVERY_S", 0)
+    limited: list[int] = []
+    monkeypatch.setattr(copying_disks.Share, "take", lambda self, amount: limited.append(amount))
+    content = Random(3).randbytes(SIZE)
+    disk = resumed(tmp_path, content)
+    said = carried_out(CopyOrder(disks=(disk,), shared_bytes=MIB))
+    is_preparing = [isinstance(one, Result) and one.name == PREPARING for one in said]
+    assert is_preparing[0]
+    assert is_preparing == sorted(is_preparing, reverse=True), "afterwards it is a pass"
+    assert sum(limited) == SIZE
+    assert (tmp_path / "volume").read_bytes() == bytes(SINCE) + content[SINCE:]
+
+
+def test_reading_a_stream_again_is_cancelled_as_a_copy_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying_disks, "PROGRESS_EVERY_S", 0)
+    asked: list[int] = []
+
+    def take(share: copying_disks.Share, amount: int) -> None:
+        asked.append(amount)
+        if len(asked) > 1:
+            until(share._wire.stop)
+
+    monkeypatch.setattr(copying_disks.Share, "take", take)
+    disk = resumed(tmp_path, Random(4).randbytes(SIZE))
+    said: list[Message] = []
+    with pytest.raises(WorkerDied, match="exit code 1"):
+        carried_out(CopyOrder(disks=(disk,), shared_bytes=MIB), said, stopped=lambda: bool(said))
+    assert not [one for one in said if isinstance(one, Flushed)]
+    assert (tmp_path / "volume").read_bytes() == bytes(SIZE)

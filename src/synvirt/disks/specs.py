@@ -209,6 +209,13 @@ def comes_once(spec: "ReaderSpec") -> bool:
     return isinstance(spec, XapiExportSpec | LeaseSpec) or (isinstance(spec, ImageSpec) and spec.alone)
 
 
+def begins_anew(spec: "ReaderSpec") -> bool:
+    """Whether each reader of it begins at the disk's start, and reads all before an offset to come there."""
+    return isinstance(spec, XapiExportSpec | LeaseSpec | DownloadSpec) or (
+        isinstance(spec, XvaSpec) and spec.packing is not None
+    )
+
+
 @record
 class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.

@@ -23,6 +23,7 @@ from synvirt.disks.checking.sampling import (
     lost_around,
 )
 from synvirt.disks.checking.unchanged import Differing, all_unchanged
+from synvirt.disks.passed import pass_over
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.raw.cloning import clone
 from synvirt.disks.rewriting import ComparingWriter
@@ -35,13 +36,14 @@ from synvirt.disks.specs import (
     RbdWriterSpec,
     ReaderSpec,
     WriterSpec,
+    begins_anew,
     elsewhere,
     leaves_unwritten_out,
     written,
 )
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.jobs.activity import Yielding
-from synvirt.jobs.orders import FOLDED, WANTED_RATE, CopyOrder, DiskOrder, GivenRate
+from synvirt.jobs.orders import PREPARING, WANTED_RATE, CopyOrder, DiskOrder, GivenRate
 from synvirt.jobs.wire import Flushed, Moved, Result, Wire
 from synvirt.repository.specs import PointSpec
 
@@ -156,17 +158,18 @@ class Progress:
         )
 
 
-class Folding:
-    """Tells the service that a fold goes on: it may take hours, and is no progress of a pass."""
+class Preparing:
+    """Reports that the worker is at work before a copy: it folds what lies beside a volume, or reads again what a stream sends
+    again. That may take hours, and is no progress of a pass."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire, self._told_at, self._done = wire, 0.0, 0
+        self._wire, self._reported_at, self._done = wire, 0.0, 0
 
     def moved(self, copied: Copied) -> None:
         """Sends a message where bytes were moved, at most once in PROGRESS_EVERY_S."""
-        if copied.bytes_done > self._done and time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
-            self._told_at, self._done = time.monotonic(), copied.bytes_done
-            self._wire.say(Result(name=FOLDED, content={}))
+        if copied.bytes_done > self._done and time.monotonic() - self._reported_at >= PROGRESS_EVERY_S:
+            self._reported_at, self._done = time.monotonic(), copied.bytes_done
+            self._wire.say(Result(name=PREPARING, content={}))
 
 
 def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, shared: Callable[[int], None] | None) -> None:
@@ -189,6 +192,15 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
             progress.flushed(copied)
 
         try:
+            if disk.since_bytes and not isinstance(disk.reader, PointSpec) and begins_anew(disk.reader):
+                pass_over(
+                    reader,
+                    disk.since_bytes,
+                    bandwidth_bps=order.bandwidth_bps,
+                    shared=shared,
+                    stop=checksums.stop,
+                    on_progress=Preparing(wire).moved,
+                )
             copied = copy(
                 rest if hashes is None else hashes.reading(rest, fresh=disk.fresh, since=disk.since_bytes),
                 writer if hashes is None else hashes.writing(writer),
@@ -330,7 +342,7 @@ def _opened(disk: DiskOrder, openers: Openers, wire: Wire) -> Iterator[tuple[Dis
             from synvirt.disks.raw.aside import fold
 
             # No limit of the pass holds for it: it reads nothing of the source, and nothing over a network.
-            fold(disk.writer, stop=wire.stop, on_progress=Folding(wire).moved)
+            fold(disk.writer, stop=wire.stop, on_progress=Preparing(wire).moved)
         reader = openers.reader(disk.reader)
         stack.callback(reader.close)
         assert not isinstance(disk.writer, Qcow2WriterSpec)

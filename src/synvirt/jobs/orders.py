@@ -10,8 +10,8 @@ from synvirt.records import record
 from synvirt.repository.specs import PointSpec
 
 WANTED_RATE = "wanted_rate"
-# A `result` without content: what lies beside a volume is being folded into it, which belongs to no pass.
-FOLDED = "folded"
+# A `result` without content: the worker prepares a copy, which is no progress of a pass (copying_disks.Preparing).
+PREPARING = "preparing"
 DIFFERING, LEFT = "differing", "left"
 
 

@@ -7,7 +7,7 @@ Flushed ─▶ the same, and a watermark in the store, and the job's document
 import time
 from dataclasses import dataclass, field, replace
 
-from synvirt.jobs.orders import FOLDED, WANTED_RATE, WantedRate
+from synvirt.jobs.orders import PREPARING, WANTED_RATE, WantedRate
 from synvirt.jobs.rate import Rate
 from synvirt.jobs.wire import Flushed, Moved, Result
 from synvirt.migrations.job import Job
@@ -161,7 +161,7 @@ class Listener:
 
     async def result(self, message: Result) -> None:
         """Handles a result that only this kind of order has."""
-        if message.name == FOLDED:
+        if message.name == PREPARING:
             return
         if message.name != WANTED_RATE or self.turns is None:
             raise TypeError(f"a copy has no result {message.name}")
