@@ -180,6 +180,8 @@ WRONG: dict[str, tuple[Spoil, type[SynvirtError], str]] = {
     "an empty log": (lambda i: i.headers(log_guid=LOG_GUID), MalformedArchive, "no sequence that is whole"),
     "a log of no length": (lambda i: move_log(i, length=0, guid=LOG_GUID), MalformedArchive, "no sequence that is whole"),
     "a torn entry": (lambda i: i.log(entry()[:-1] + b"x"), MalformedArchive, "no sequence that is whole"),
+    "a changed byte within an entry": (
+        lambda i: i.log(entry()[: LOG_SECTOR + 99] + b"x" + entry()[LOG_SECTOR + 100 :]), MalformedArchive, "no sequence"),
     "an entry whose tail is gone": (lambda i: i.log(entry(tail=64 * KIB)), MalformedArchive, "no sequence that is whole"),
     "an entry of another session": (
         lambda i: i.log(log_entry(5, [], tail=0, flushed=0, last=0, guid=SOMETHING)), MalformedArchive, "no sequence"),
@@ -278,6 +280,35 @@ def test_the_newest_whole_sequence_is_replayed(tmp_path: Path) -> None:
     image.headers(log_guid=LOG_GUID)
     reader = open_vhdx(image.path)
     assert reader.replayed == 1
+    assert_same_disk(reader, tmp_path / "raw")
+    reader.close()
+
+
+# Entries of one sector of data: where each begins in sectors, its number, where its tail is said to be, and whether what it
+# changes is right; then how many are to be replayed.
+SEQUENCES = {
+    "what lies before the tail was applied long ago": ([(8, 5, 8, False), (10, 6, 8, False), (12, 7, 10, True)], 2),
+    "it goes on at the ring's beginning": ([(254, 5, 254, False), (0, 6, 254, True)], 2),
+    "a number is missing between two neighbours": ([(8, 5, 8, True), (10, 9, 8, False)], 1),
+    "the newest entry's tail begins another sequence": ([(8, 9, 20, False), (20, 3, 20, False), (30, 5, 30, True)], 1),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_sequence_is_from_the_tail_that_its_head_names_to_the_head(tmp_path: Path, name: str) -> None:
+    entries, replayed = SEQUENCES[name]
+    image = make(tmp_path)
+    right = image.read(image.at.bat, LOG_SECTOR)
+    ring = Ring(MIB, 0)
+    for at, number, tail, is_right in entries:
+        ring.at = at * LOG_SECTOR
+        change = Change(image.at.bat, right if is_right else b"\xff" * LOG_SECTOR)
+        ring.add(log_entry(number, [change], tail=tail * LOG_SECTOR, flushed=0, last=0))
+    image.put(image.at.log, bytes(ring.content))
+    image.put(image.at.bat, b"\xff" * LOG_SECTOR)
+    image.headers(log_guid=LOG_GUID)
+    reader = open_vhdx(image.path)
+    assert reader.replayed == replayed
     assert_same_disk(reader, tmp_path / "raw")
     reader.close()
 
