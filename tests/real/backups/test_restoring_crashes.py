@@ -1,6 +1,7 @@
 """A guest that is started between the kill of its restore in place and the next start. Kills at each moment: tests/kinds."""
 
 import errno
+import json
 import os
 from pathlib import Path
 from random import Random
@@ -16,8 +17,9 @@ from synvirt.backups.working import Copying
 from synvirt.destinations.zfs_command import _refused
 from synvirt.errors import DomainDefineFailed
 from synvirt.hypervisor.libvirt_host import LibvirtHost
-from synvirt.jobs.ledger import Ledger
+from synvirt.jobs.ledger import Ledger, Sweep
 from synvirt.programs import ProgramFailed
+from synvirt.store.ledger import LedgerEntry
 from tests.devices import loop_device
 from tests.house import Crash
 from tests.kinds.laws import Death, Place
@@ -136,7 +138,10 @@ def test_disks_are_restored_in_place_on_a_file_system_without_hard_links(place: 
     world.close()
 
 
-def test_a_volume_is_not_rolled_back_under_a_guest_that_was_started(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("of", "moment"), [(Copying, "copy"), (Ledger, "replace")])
+def test_a_volume_is_not_rolled_back_under_a_guest_that_was_started(
+    place: Place, monkeypatch: pytest.MonkeyPatch, of: type[Any], moment: str
+) -> None:
     """What it held before is in a snapshot, for a person to decide."""
     commands: list[str] = []
     monkeypatch.setattr(present, "zfs_volume", lambda path: "tank/volume")
@@ -152,13 +157,13 @@ def test_a_volume_is_not_rolled_back_under_a_guest_that_was_started(place: Place
         room.connection.use().defineXML(definition)
         point = room.point(definition, {"vda": disk}, vm_id=uuid)
         began: list[int] = []
-        really = Copying.copy
+        really = getattr(of, moment)
 
-        def copy(copying: Copying, *arguments: Any) -> None:
+        def started(*arguments: Any) -> None:
             began.append(1)
-            really(copying, *arguments)
+            really(*arguments)
 
-        monkeypatch.setattr(Copying, "copy", copy)
+        monkeypatch.setattr(of, moment, started)
         monkeypatch.setattr(present, "runs", lambda domain: bool(began))
         run = room.restored(point, target="in_place")
     assert (run.status, run.error and run.error.code) == ("failed", "E_BAK_SOURCE_RUNNING")
@@ -166,6 +171,27 @@ def test_a_volume_is_not_rolled_back_under_a_guest_that_was_started(place: Place
     assert [f"tank/volume@synvirt-restore-{run.id} has what" in warning.message for warning in run.warnings] == [True]
     assert room.store.ledgers.owned("run", host="local") == []
     room.close()
+
+
+def test_the_snapshot_of_a_volume_stays_where_the_files_of_its_restore_did_not_get_their_places(tmp_path: Path) -> None:
+    """The guest was started before the next service: the volume is as in the point, and the files are as they were."""
+    new, path = tmp_path / "new", tmp_path / "old"
+    for one in (new, path):
+        one.write_bytes(THEN)
+    swap = LedgerEntry("swap", json.dumps([str(new), str(path), [], "x"]))
+    dropped, turned = LedgerEntry("dropped", "tank/volume@ours"), LedgerEntry(in_place.CHECKPOINTS, "x")
+    left: list[LedgerEntry] = []
+    ledger: Any = SimpleNamespace(of=lambda _: [dropped, swap, turned], replace=lambda _, entries: left.extend(entries))
+    host: Any = SimpleNamespace(domain=lambda *_: None)
+    assert in_place.gone_forward(host, ledger, uuid4()) is None
+    assert left == [LedgerEntry(in_place.OVERTAKEN, "x"), swap, turned]
+    sweep, gone = Sweep([dropped, swap, turned], in_place.ORDER), []
+    for entry in sweep:
+        if entry.kind == "swap":
+            sweep.stays(entry)
+        else:
+            gone.append(entry)
+    assert gone == [], "else the guest may still be started, and what its volume held is gone"
 
 
 @pytest.mark.parametrize("is_newer", [True, False])

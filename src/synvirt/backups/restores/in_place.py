@@ -67,7 +67,10 @@ FORWARD = frozenset((CHECKPOINTS, RESTORED, OVERTAKEN))
 # As long as anything is left, an entry says that the run goes forward: else the next start would begin it again, with disks
 # that were copied and are no longer staged.
 _PARTS = frozenset(("staged", "dropped", "swap", "defined"))
-ORDER = Order(late={CHECKPOINTS: 1, OVERTAKEN: 2}, only_after={CHECKPOINTS: _PARTS, OVERTAKEN: _PARTS | {CHECKPOINTS}})
+ORDER = Order(
+    late={CHECKPOINTS: 1, OVERTAKEN: 2},
+    only_after={"dropped": frozenset(("swap",)), CHECKPOINTS: _PARTS, OVERTAKEN: _PARTS | {CHECKPOINTS}},
+)
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -311,7 +314,10 @@ class _Restored:
             for swap in self._swaps:
                 with contextlib.suppress(FileNotFoundError):
                     Path(swap.before).replace(swap.path)
-            self._ledger.replace(self._run_id, tuple(forward[: len(self._swaps) + len(self._snapshots)]))
+            for snapshot in self._snapshots:
+                text = f"a disk was restored when its guest was started: {snapshot} has what it held before"
+                self._under_way.warn(NO_WAY_BACK, text, self._vm_id)
+            self._ledger.replace(self._run_id, tuple(forward[: len(self._swaps)]))
             present.refuse_running(self._look_up())
         if not self._ledger.sweep(self._run_id, then=(LedgerEntry(RESTORED, self._vm_id),)):
             raise Internal(
@@ -357,7 +363,12 @@ def gone_forward(restore_host: RestoreHost, ledger: Ledger, run_id: UUID) -> Res
     if CHECKPOINTS in found and OVERTAKEN not in found:
         vm_id = found[CHECKPOINTS]
         if any(entry.kind == "swap" and _is_overtaken(restore_host, entry.name) for entry in entries):
-            ledger.replace(run_id, (LedgerEntry(OVERTAKEN, vm_id), *entries))
+            kept = [entry.name for entry in entries if entry.kind == "dropped"]
+            if kept:
+                _log.error("a guest was started in the middle of its restore", run=str(run_id), guest=vm_id, kept=kept)
+            # A snapshot is the only place of what its disk held before: it stays, for a person to decide.
+            left = (entry for entry in entries if entry.kind != "dropped")
+            ledger.replace(run_id, (LedgerEntry(OVERTAKEN, vm_id), *left))
             return None
         if not ledger.sweep(run_id, then=(LedgerEntry(RESTORED, vm_id),)):
             return None
