@@ -382,6 +382,16 @@ def test_domains_that_name_files_of_a_moved_destination_are_named(tmp_path: Path
     )
 
 
+def test_a_folder_whose_file_system_is_not_mounted_is_named(tmp_path: Path) -> None:
+    folder = DirectorySetting(kind="directory", path=tmp_path / "srv/volumes", mount_point=tmp_path / "srv")
+    found = finding("mount points", Settings(data_dir=tmp_path, destinations={"fast": folder}))
+    assert (found.found, found.needed, found.detail) == (False, True, f"nothing is mounted at {tmp_path}/srv")
+    folder = DirectorySetting(kind="directory", path=Path("/proc/volumes"), mount_point=Path("/proc"))
+    found = finding("mount points", Settings(data_dir=tmp_path, destinations={"fast": folder}))
+    assert (found.found, found.detail) == (True, "/proc")
+    assert not finding("mount points", Settings(data_dir=tmp_path)).needed
+
+
 def test_a_users_file_without_an_account_is_said(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     assert finding("users file", settings).detail.endswith("made at the first start")

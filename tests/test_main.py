@@ -11,10 +11,12 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from pydantic import ValidationError
 
 import synvirt
 from synvirt.backups.model import BackupRun, Status
 from synvirt.cage.scratch import scratch_folder
+from synvirt.destinations import DestinationAway
 from synvirt.errors import Conflict, DiskWriteFailed
 from synvirt.main.destinations import make_destinations
 from synvirt.main.running import service
@@ -50,6 +52,19 @@ def test_the_settings_destinations_are_the_services(tmp_path: Path, monkeypatch:
     with pytest.raises(DiskWriteFailed, match="zfs is not installed"):
         made["zfs"].free_bytes()
     assert made["archive"].free_bytes() > 0
+
+
+def test_no_folder_is_made_below_a_file_system_that_is_not_mounted(tmp_path: Path) -> None:
+    folder = DirectorySetting(kind="directory", path=tmp_path / "srv/volumes", mount_point=tmp_path / "srv")
+    made = make_destinations(Settings(data_dir=tmp_path, destinations={"fast": folder}))
+    with pytest.raises(DestinationAway, match="nothing is mounted at"):
+        made["fast"].free_bytes()
+    assert not (tmp_path / "srv").exists()
+
+
+def test_a_mount_point_lies_above_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="does not lie beneath mount_point"):
+        DirectorySetting(kind="directory", path=tmp_path / "volumes", mount_point=tmp_path / "other")
 
 
 # It loads a module and numpy, and says how many threads there are.

@@ -206,7 +206,7 @@ def test_the_file_may_name_more_destinations(tmp_path: Path) -> None:
     )
     found = load(config=file, environ={}).destinations_by_name
     assert list(found) == ["archive", "directory", "fast"]
-    assert found["archive"].model_dump() == {"kind": "directory", "path": tmp_path}
+    assert found["archive"].model_dump() == {"kind": "directory", "path": tmp_path, "mount_point": None}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from synvirt.destinations import DestinationAway
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import REFUSALS, Zfs, ZfsRefused
 from synvirt.errors import DiskWriteFailed
@@ -67,7 +68,9 @@ def test_a_volume_of_a_pool_that_is_not_imported_is_not_taken_for_gone(fake: Fak
     fake.export()
     with pytest.raises(DiskWriteFailed, match="this host has no zfs pool tank"):
         destination.is_there(name)
-    with pytest.raises(DiskWriteFailed, match="this host has no zfs pool tank"):
+    with pytest.raises(DestinationAway, match="this host has no zfs pool tank"):
+        destination.is_there(name)
+    with pytest.raises(DestinationAway, match="this host has no zfs pool tank"):
         destination.destroy(name)
     with pytest.raises(DiskWriteFailed, match="this host has no zfs pool tank"):
         destination.unclone(name, clone)

@@ -39,7 +39,10 @@ FIRST: dict[str, str] = {
     "E_MIG_CBT_RESET": "The whole disk is compared once, by itself. If it happens repeatedly, something else takes snapshots of the VM.",
     "E_MIG_SNAPSHOT_FAILED": "Another tool may be backing up the VM: a warm job waits for that, and says so. Or the source's datastore has no room, or the VM has too many snapshots. `synvirt sources test NAME --deep` tries one.",
     "E_MIG_DISK_READ_FAILED": "A damaged image, or a parent of it that is missing: `synvirt disk info IMAGE`.",
-    "E_MIG_DISK_WRITE_FAILED": "Usually there is no room: `synvirt destinations`. Then `synvirt migrations retry ID`.",
+    "E_MIG_DISK_WRITE_FAILED": (
+        "Usually there is no room: `synvirt destinations`. Then `synvirt migrations retry ID`. Where a zfs pool is not imported, or a "
+        "`mount_point` not mounted, a job that goes on waits: half an hour while its guest is off, else a day."
+    ),
     "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
     "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's message is in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",
     "E_MIG_GUEST_BOOT_FAILED": "[guests.md](guests.md): what its screen showed, and other buses: `synvirt migrations retry ID --disk-bus sata`.",

@@ -4,10 +4,16 @@ from typing import ClassVar, Protocol
 from uuid import UUID
 
 from synvirt.disks.specs import WriterSpec
+from synvirt.errors import DiskWriteFailed
+
+
+class DestinationAway(DiskWriteFailed):
+    """Its file system is not mounted, or its pool is not imported: no volume can be made, and none counts as gone."""
 
 
 class Destination(Protocol):
-    """Makes and removes the volumes of jobs. All failures are DiskWriteFailed with the cause.
+    """Makes and removes the volumes of jobs. All failures are DiskWriteFailed with the cause; DestinationAway, where it may
+    come back with all that is in it.
 
     - `volume_name(job_id, label)`: the volume's name, made only from these two; different labels give different names.
     - `create(name, size_bytes)`: makes a volume that reads as zeros. Called again with the same name and size, it leaves the

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
-from synvirt.destinations import overlays
+from synvirt.destinations import DestinationAway, overlays
 from synvirt.destinations.naming import sanitized_label
 from synvirt.disks.raw.cloning import clone_file
 from synvirt.disks.raw.files import HINTS
@@ -38,9 +38,14 @@ class DirectoryDestination:
     kind: ClassVar[str] = "directory"
     device_type: ClassVar[str] = "file"
 
-    def __init__(self, folder: Path, *, shut_out: bool = False) -> None:
-        """`shut_out`: this process may not open the files of a guest that runs."""
-        self.folder, self._shut_out = folder, shut_out
+    def __init__(self, folder: Path, *, mount_point: Path | None = None, shut_out: bool = False) -> None:
+        """`mount_point`: nothing is done in the folder while no file system is mounted there; None: it is not checked.
+        `shut_out`: this process may not open the files of a guest that runs."""
+        self.folder, self._mount_point, self._shut_out = folder, mount_point, shut_out
+
+    def is_mounted(self) -> bool:
+        """Whether the folder's file system is there: what is made before it is mounted would lie below it, unseen."""
+        return self._mount_point is None or self._mount_point.is_mount()
 
     def volume_name(self, job_id: UUID, label: str) -> str:
         return f"{job_id}/{sanitized_label(label)}.raw"
@@ -48,6 +53,8 @@ class DirectoryDestination:
     def create(self, name: str, size_bytes: int) -> None:
         path = self._path(name)
         with _failing(f"volume {name} cannot be made"):
+            if not self.folder.exists():  # its file system was mounted after the service had started
+                self._make_folder(self.folder)
             self._make_folder(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:
@@ -96,6 +103,7 @@ class DirectoryDestination:
 
     def why_no_clones(self) -> str | None:
         """It tries with two unnamed files, as the type of a mount does not say what it can do."""
+        self._refuse_unmounted()
         with (
             _failing("the folder of the volumes cannot be inspected"),
             tempfile.TemporaryFile(dir=self.folder) as one,
@@ -152,6 +160,7 @@ class DirectoryDestination:
         return None
 
     def free_bytes(self) -> int:
+        self._refuse_unmounted()
         with _failing("the folder of the volumes cannot be inspected"):
             return shutil.disk_usage(self.folder).free
 
@@ -175,7 +184,15 @@ class DirectoryDestination:
         # Names come from volume_name by way of the store: this guards against a store that someone edited.
         if not NAME.fullmatch(name):
             raise DiskWriteFailed(f"{name!r} is not a name of a volume in a folder")
+        self._refuse_unmounted()
         return self.folder / name
+
+    def _refuse_unmounted(self) -> None:
+        if not self.is_mounted():
+            raise DestinationAway(
+                f"nothing is mounted at {self._mount_point}, where the volumes of {self.folder} lie",
+                hint="mount it: what is in its volumes is there again then",
+            )
 
 
 @contextlib.contextmanager

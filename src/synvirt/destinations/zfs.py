@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
+from synvirt.destinations import DestinationAway
 from synvirt.destinations.naming import sanitized_label
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import DEVICES, LINK_TIMEOUT_S, Links, zvol_name
@@ -153,7 +154,7 @@ class ZfsDestination:
             except ZfsRefused as refused:
                 if refused.reason != "missing":
                     raise
-        raise DiskWriteFailed(
+        raise DestinationAway(
             f"this host has no zfs pool {self._pool}", hint="`zpool list` shows its pools, `zpool import` those not imported"
         )
 

@@ -476,8 +476,7 @@ def versions(spec: ReaderSpec) -> list[str]:
 
 
 def elsewhere(spec: ReaderSpec) -> bool:
-    """Whether another machine or process serves the disk on request. Then reading it is mostly waiting. A file by URL does not
-    count, as its reader fetches ahead."""
+    """Whether another machine or process serves the disk on request: a read mostly waits. A URL's file is fetched ahead."""
     if isinstance(spec, ServedSpec):
         return True
     match spec:

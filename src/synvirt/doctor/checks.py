@@ -16,7 +16,16 @@ from synvirt.doctor.guests import (
 )
 from synvirt.doctor.service import authorities, cage_layer, data_dir, import_root, sealing_key, store, users_file
 from synvirt.doctor.sources import hyperv_tool, libnbd_version, libnfs, libsmbclient, libyal, nbdkit_vddk, pyvmomi_version
-from synvirt.doctor.volumes import librbd, rbd_is_set, rbd_pools, zfs_is_set, zfs_pool, zfs_rights
+from synvirt.doctor.volumes import (
+    librbd,
+    mount_points_are_set,
+    mounted,
+    rbd_is_set,
+    rbd_pools,
+    zfs_is_set,
+    zfs_pool,
+    zfs_rights,
+)
 from synvirt.hypervisor.accel import EMULATOR
 
 _DRIVERS = "https://fedorapeople.org/groups/virt/virtio-win/direct-downloads/stable-virtio/virtio-win.iso"
@@ -138,6 +147,7 @@ CHECKS = (
         libyal,
     ),
     Check("libsmbclient", "disks on SMB shares, at full speed", "apt-get install libsmbclient", libsmbclient),
+    Check("mount points", "volumes in a folder of another file system", "mount it", mounted, mount_points_are_set),
     Check("zfs", "volumes on zfs", "apt-get install zfsutils-linux (contrib)", program("zfs", "version"), zfs_is_set),
     Check("zfs pool", "volumes on zfs", "zpool create; settings zfs_pool, zfs_namespace", zfs_pool, zfs_is_set),
     Check("zfs allow", "volumes on zfs, made by another user than root", "docs/zfs.md", zfs_rights, zfs_is_set),

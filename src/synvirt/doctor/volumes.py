@@ -2,12 +2,30 @@
 
 import os
 import sys
+from pathlib import Path
 
 from synvirt.cage import may_open_others_files
 from synvirt.doctor.finding import LOOK_TIMEOUT_S, Missing, first_line, program_path
 from synvirt.programs import ProgramFailed, run
 from synvirt.settings import RbdSetting, Settings, ZfsSetting
 from synvirt.sizes import sized
+
+
+def _mount_points(settings: Settings) -> list[Path]:
+    chosen = settings.destinations.values()
+    return sorted({one.mount_point for one in chosen if one.kind == "directory" and one.mount_point is not None})
+
+
+def mount_points_are_set(settings: Settings) -> bool:
+    return bool(_mount_points(settings))
+
+
+def mounted(settings: Settings) -> str:
+    """The mount points of folders with volumes. Missing: nothing is mounted there."""
+    points = _mount_points(settings)
+    if lacking := [str(point) for point in points if not point.is_mount()]:
+        raise Missing(f"nothing is mounted at {', '.join(lacking)}")
+    return ", ".join(map(str, points)) or "none is named"
 
 
 def _zfs_settings(settings: Settings) -> list[ZfsSetting]:

@@ -31,8 +31,10 @@ def _destination(chosen: "DestinationSetting", *, shut_out: bool) -> "Destinatio
 
     match chosen.kind:
         case "directory":
-            qemu_user.make(chosen.path)
-            return DirectoryDestination(chosen.path, shut_out=shut_out)
+            destination = DirectoryDestination(chosen.path, mount_point=chosen.mount_point, shut_out=shut_out)
+            if destination.is_mounted():
+                qemu_user.make(chosen.path)
+            return destination
         case "zfs":
             return ZfsDestination(chosen.pool, chosen.namespace)
         case "rbd":

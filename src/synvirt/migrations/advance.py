@@ -9,6 +9,7 @@ that was failing when the service died, it goes on with that.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from uuid import UUID
 
 import structlog
@@ -20,6 +21,7 @@ from synvirt.migrations import instant, source_vm
 from synvirt.migrations.cloning import wait_until_gone
 from synvirt.migrations.job import Job
 from synvirt.migrations.overrun import within_budget
+from synvirt.migrations.patience import while_destination_is_away
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.states import may_move, next_state
@@ -55,7 +57,8 @@ async def _advance(rooms: Rooms, migration: Migration, state: State, stop: Stop)
         try:
             stop.check()
             await job.take_turn()
-            facts = await instant.until_it_goes_well(job, lambda: within_budget(job, STEPS[state]))
+            step = partial(while_destination_is_away, step=STEPS[state])
+            facts = await instant.until_it_goes_well(job, lambda: within_budget(job, step))
             return await _move(job, next_state(state, facts))
         except PersistFailed:
             raise

@@ -4,7 +4,8 @@
                    │                      over: the earlier last_error is shown again
                    └─ too long: the trouble itself, and the job fails
 
-For example a source is away; another tool is just backing up the VM; a password was changed while a job is held.
+For example a source is away; a destination's file system is not mounted yet; another tool is just backing up the VM; a
+password was changed while a job is held.
 """
 
 import time
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 import structlog
 
+from synvirt.destinations import DestinationAway
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.guests import AdoptFailed
 from synvirt.live import GuestStaysOn
@@ -40,6 +42,8 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     GuestStaysOn: (60,),
     # The destination is full, or its pool is suspended. The changes are kept until they are in the volumes.
     AdoptFailed: (60,),
+    # A host that has restarted mounts a file system, or imports a pool, after the service is up.
+    DestinationAway: (5, 10, 30, 60),
 }
 # From the first error, including the time before it in which the source did not answer. A short interruption is not shown; a
 # longer one is shown within a minute.
@@ -55,6 +59,8 @@ def _bearable_s(job: Job, trouble: SynvirtError) -> float:
     on."""
     runs_on = job.migration.mode_effective is Mode.WARM and not job.guest_is_off
     copied = job.migration.progress.bytes_done > 0
+    if isinstance(trouble, DestinationAway):
+        return GUEST_OFF_S if job.guest_is_off else GUEST_RUNS_S
     if isinstance(trouble, GuestStaysOn):  # the guest runs, whatever the job's state says
         return GUEST_RUNS_S
     if isinstance(trouble, AdoptFailed):  # a volume with half of a conversion is lost, so a file would be copied again
@@ -137,3 +143,18 @@ async def patiently(job: Job, attempt: Callable[[Patience], Awaitable[T]], limit
                 return await attempt(patience)
             except tuple(PAUSES_S) as error:
                 await patience.wait(error)
+
+
+async def while_destination_is_away(job: Job, step: Callable[[Job], Awaitable[T]]) -> T:
+    """The step's result. The step is called again while its destination is away."""
+    try:
+        return await step(job)
+    except DestinationAway as error:
+        away = error
+    async with Patience(job) as patience:
+        while True:
+            await patience.wait(away)
+            try:
+                return await step(job)
+            except DestinationAway as error:
+                away = error

@@ -10,10 +10,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from synvirt.durable import of_another_user, sweep, user_name
 from synvirt.errors import BadRequest, text_of
@@ -56,10 +56,18 @@ def default_data_dir() -> Path:
 
 
 class DirectorySetting(Received):
-    """Sparse files in a folder, which is made where it is missing."""
+    """Sparse files in a folder, which is made where it is missing. `mount_point`: where its file system is mounted, the folder
+    itself or one above it. While nothing is mounted there, nothing is made, and no volume counts as gone."""
 
     kind: Literal["directory"]
     path: Place
+    mount_point: Place | None = None
+
+    @model_validator(mode="after")
+    def _is_beneath(self) -> Self:
+        if self.mount_point is not None and not self.path.is_relative_to(self.mount_point):
+            raise ValueError(f"path {self.path} does not lie beneath mount_point {self.mount_point}")
+        return self
 
 
 class ZfsSetting(Received):

@@ -3,6 +3,8 @@
 import os
 import random
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -221,6 +223,53 @@ def test_a_volume_that_is_removed_while_the_service_is_down_is_copied_again(hous
     ended = house.run(job.id)
     assert ended.state == State.COMPLETED
     assert [house.volume(ended, key).read_bytes() == content[key] for key in content] == [True, True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
+def test_no_volume_is_made_below_a_file_system_that_is_not_mounted_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host restarts, and the service is up before the file system is there."""
+    quick_tries(monkeypatch)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    kept, point = tmp_path / "kept", tmp_path / "mounted"
+    for folder in (kept, point):
+        folder.mkdir()
+    with mounted(kept, "-t", "tmpfs", "-o", "size=32m", "tmpfs"):
+        (kept / "volumes").mkdir()
+        house = House(tmp_path, destination=DirectoryDestination(point / "volumes", mount_point=point))
+        job = house.intake.submit(offline_plan(imported(house, {DISK: some_disk()})))
+        with mounted(point, "--bind", str(kept)):
+            house.store.on_commit = crash_when(house, lambda: flushed(house, job))
+            with pytest.raises(BaseException, match="died"):
+                house.run(job.id)
+            house.store.on_commit = lambda: None
+        waited: list[Path] = []
+
+        def mount_late() -> None:
+            """Once the job shows what it waits for."""
+            if (error := house.store.get(job.id).last_error) is None or waited:
+                return
+            assert (error.code, error.fatal) == ("E_MIG_DISK_WRITE_FAILED", False)
+            assert f"nothing is mounted at {point}" in error.message
+            waited.extend([point, *point.iterdir()])
+            late.enter_context(mounted(point, "--bind", str(kept)))
+
+        house.store.on_commit = mount_late
+        with ExitStack() as late:
+            ended = house.run(job.id)
+            house.store.on_commit = lambda: None
+            assert waited == [point], "nothing is made below it meanwhile"
+            assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+            assert house.volume(ended).read_bytes() == some_disk()
+            assert len(ended.passes) == 1
+
+
+@contextmanager
+def mounted(at: Path, *what: str) -> Iterator[None]:
+    subprocess.run(["mount", *what, at], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", at], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
