@@ -206,6 +206,19 @@ class DestinationContract:
         case.destination.unclone(name, to)
         assert case.volumes() == []
 
+    def test_a_clone_is_made_anew_where_a_service_that_was_killed_had_made_it(self, case: DestinationCase) -> None:
+        if case.destination.why_no_clones() is not None:
+            return
+        name, to = self.volume(case), case.destination.volume_name(uuid4(), "disk")
+        write(case.destination, name, SIZE, 0, b"before")
+        case.destination.clone(name, to)
+        write_clone(case.destination, name, to, 0, b"rehear")
+        case.another().clone(name, to)
+        assert read_clone(case.destination, name, to, 0, 6) == b"before"
+        case.destination.unclone(name, to)
+        case.destination.destroy(name)
+        assert case.volumes() == []
+
     def test_a_volume_has_several_clones(self, case: DestinationCase) -> None:
         if case.destination.why_no_clones() is not None:
             return

@@ -99,6 +99,21 @@ def test_no_overlays_where_the_lock_of_the_copy_is_the_lock_of_qemu(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_clone_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = DirectoryDestination(tmp_path)
+    name, to = (destination.volume_name(uuid4(), "disk") for _ in range(2))
+    destination.create(name, SIZE)
+
+    def refuse(*_: object) -> None:
+        raise DiskWriteFailed("no space left")
+
+    monkeypatch.setattr(DirectoryDestination, "_shares", lambda *_: False)
+    monkeypatch.setattr(overlays, "make", refuse)
+    with pytest.raises(DiskWriteFailed, match="no space left"):
+        destination.clone(name, to)
+    assert volumes(tmp_path) == [str(tmp_path / name)]
+
+
 def test_nothing_that_is_kept_beside_a_volume_is_taken_for_another_ones(tmp_path: Path) -> None:
     """Labels are chosen by people, and may look like names that are ours."""
     destination, job, rehearsal = DirectoryDestination(tmp_path), uuid4(), uuid4()

@@ -140,6 +140,24 @@ def test_many_dirty_ranges_are_found_by_few_questions(tmp_path: Path, step: int,
         reader.close()
 
 
+@pytest.mark.parametrize("shorter", [0, 1])
+def test_a_server_may_say_less_of_one_context_than_of_the_other(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch, shorter: int
+) -> None:
+    """The rest is asked for: what is written there is not left out."""
+    status = nbd._status
+
+    def cut_short(handle: Any, **about: Any) -> Any:
+        found = status(handle, **about)
+        return [one[:1] if number == shorter else one for number, one in enumerate(found)]
+
+    monkeypatch.setattr(nbd, "_status", cut_short)
+    with qemu_nbd(tracked, "qcow2", "-B", "since") as uri:
+        reader = NbdReader(uri, bitmap="qemu:dirty-bitmap:since")
+        assert list(reader.extents()) == [Extent(MIB, 256 * KIB), Extent(4 * MIB, 64 * KIB, zero=True)]
+        reader.close()
+
+
 def test_a_dirty_bitmap_that_is_not_there_is_a_reset(tracked: Path) -> None:
     with qemu_nbd(tracked, "qcow2") as uri, pytest.raises(CbtReset, match="qemu:dirty-bitmap:since"):
         NbdReader(uri, bitmap="qemu:dirty-bitmap:since")

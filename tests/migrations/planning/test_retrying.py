@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from synvirt.disks.raw.files import RawWriter
-from synvirt.errors import Conflict, InvalidPlan
+from synvirt.disks.raw.files import RawReader, RawWriter
+from synvirt.errors import Conflict, DiskReadFailed, InvalidPlan
 from synvirt.migrations.intake import Intake, check_free
 from synvirt.migrations.planning.retrying import has_kept_copy
 from synvirt.model.job import Migration
@@ -189,7 +189,9 @@ def test_a_live_job_goes_on_with_its_volumes(mode: str, tmp_path: Path, monkeypa
     house.platform.guest_writes(VM, DISK, 6 * MIB, b"since then")
     house.preparer.fails = False
     written = written_to(house, monkeypatch)
-    again = house.run(house.intake.retry(before.id, {}).id)
+    submitted = house.intake.retry(before.id, {})
+    assert [(disk.state, disk.bytes_done) for disk in submitted.disks] == [("waiting", 0)], "it is copied again"
+    again = house.run(submitted.id)
     assert again.state == State.COMPLETED, again.last_error
     assert (again.retry_of, house.volume(again)) == (before.id, volume)
     expected = house.platform.disk_path(VM, DISK).read_bytes()
@@ -341,3 +343,20 @@ def test_a_volume_that_was_removed_meanwhile_is_missed_and_not_made_again(house:
     again = house.run(house.intake.retry(before.id, {}).id)
     assert (again.state, again.last_error.code if again.last_error else None) == (State.FAILED, "E_MIG_DISK_READ_FAILED")
     assert not house.volume(before).exists()
+
+
+def test_a_volume_that_cannot_be_read_is_missed_before_it_is_converted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = failed(house)
+    house.preparer.fails = False
+
+    def refuse(*_: object) -> None:
+        raise DiskReadFailed("input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RawReader, "read_into", refuse)
+        again = house.run(house.intake.retry(before.id, {}).id)
+    assert (states(again), again.last_error and again.last_error.code) == (
+        [State.QUEUED, State.FAILED],
+        "E_MIG_DISK_READ_FAILED",
+    )
+    assert house.volume(before).exists()
