@@ -119,6 +119,21 @@ def test_a_job_that_still_tidies_up_or_is_anothers_stays(tmp_path: Path, fail: s
     house.close()
 
 
+def test_a_job_whose_volumes_are_out_of_reach_for_good_goes_without_them(tmp_path: Path) -> None:
+    """Its pool is lost: they would be owed for ever."""
+    house, job, removal = _run(tmp_path, fail="boot")
+    house.store.record(job.id, "volume", "tank/4711/disk")
+    for volumes in (None, "destroy"):
+        with pytest.raises(Conflict, match="still has to tidy up: volume tank/4711/disk") as refused:
+            removal.remove(job.id, volumes)
+        assert refused.value.hint is not None
+        assert "keep them" in refused.value.hint
+    removal.remove(job.id, "keep")
+    assert house.store.documents(limit=9) == ([], None)
+    assert house.store.ledger(job.id) == []
+    house.close()
+
+
 def test_old_jobs_go_by_themselves_but_not_with_what_is_asked_about(tmp_path: Path) -> None:
     house, job, removal = _run(tmp_path)
     removal.remove_older(1)

@@ -2,6 +2,7 @@
 
 Completed, Cancelled, Failed without a copy ─▶ the rows are deleted
 Failed, its copy kept                       ─▶ keep: the volumes stay, without a job │ destroy: they are removed first
+Failed, its volumes not removed yet         ─▶ keep: they stay, without a job, as where their pool is lost for good
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ class Removal:
         another host, still has something to tidy up, or has kept volumes and `volumes` is None."""
         store = self.store
         job = store.get(job_id)
-        self._refuse(job)
+        self._refuse(job, volumes)
         kept = has_kept_volumes(store, job)
         if kept and volumes is None:
             raise Conflict(
@@ -84,7 +85,7 @@ class Removal:
             if cursor is None:
                 return
 
-    def _refuse(self, job: Migration) -> None:
+    def _refuse(self, job: Migration, volumes: Volumes | None) -> None:
         if self.store.rehearsals.has_unended(job.id):
             raise Conflict(f"a rehearsal of job {job.id} has not ended", hint="what it made is being removed: try again soon")
         if not job.ended:
@@ -93,10 +94,14 @@ class Removal:
         if (host := self.store.host_of(job.id)) != self._here:
             raise Conflict(f"job {job.id} ran on host {host}", hint="ask that host to remove it")
         left = [entry for entry in self.store.ledger(job.id) if _is_owed(job, entry.kind)]
+        if volumes == "keep":
+            left = [entry for entry in left if entry.kind != "volume"]
         if left:
+            only_volumes = all(entry.kind == "volume" for entry in left)
             raise Conflict(
                 f"job {job.id} still has to tidy up: {', '.join(f'{entry.kind} {entry.name}' for entry in left)}",
-                hint="it is tried again and again; make sure that its source answers",
+                hint="it is tried again and again; "
+                + ("if they are out of reach for good, keep them" if only_volumes else "make sure that its source answers"),
             )
 
 
