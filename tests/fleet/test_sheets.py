@@ -108,6 +108,13 @@ def test_every_mistake_is_reported_by_row_and_column() -> None:
 
 def test_ids_and_dependencies_are_checked_over_all_rows() -> None:
     assert problems_of("id,vm,depends_on\na,wiki,\na,shop-db-01,\n") == [(3, "id", "'a' is the id of row 2", "give it its own")]
+    mixed = "id,vm,depends_on,priority\nalpha,wiki,bets gamma,9\nbeta,shop-db-01,alpha delta,3\n"
+    assert [(row, column, detail) for row, column, detail, _ in problems_of(mixed)] == [
+        (2, "priority", "'9' is not right"),
+        (2, "depends_on", "no row or app is called 'bets'"),
+        (2, "depends_on", "no row or app is called 'gamma'"),
+        (3, "depends_on", "no row or app is called 'delta'"),
+    ], "all at once; what depends on a row with a mistake has none itself"
     assert problems_of("id,vm,depends_on\nalpha,wiki,alfa\nbeta,shop-db-01,alpha\n") == [
         (2, "depends_on", "no row or app is called 'alfa'", "did you mean alpha?")
     ]

@@ -270,6 +270,9 @@ class _Reader:
         self.problems: list[SheetProblem] = []
         self.left_out: list[str] = []
         self.rules: dict[str, Any] = {}
+        # The ids, and what depends on which names, of all rows: also of those with a mistake.
+        self._ids: set[str] = set()
+        self._after: list[tuple[int, tuple[str, ...]]] = []
         self._heading: dict[str, str] = {}
         self._by_ids = {(vm.vcenter.lower(), vm.vm_id): vm for vm in known if vm.vcenter}
         self._by_vm_id: dict[str, list[KnownVm]] = {}
@@ -338,11 +341,15 @@ class _Reader:
             vm = self._vm(number, cells)
             plan, name = (vm.plan, name or vm.name) if vm is not None else (None, name)
         checks = read("checks", "a list of checks in JSON", TypeAdapter(tuple[Check, ...]).validate_json, ())
+        id_ = cells.get("id") or member_ids.fresh(name or cells.get("vm_id", ""))
+        after = _names(cells.get("depends_on", ""))
+        self._ids.add(id_)
+        self._after.append((number, after))
         fields = {
-            "id": cells.get("id") or member_ids.fresh(name or cells.get("vm_id", "")),
+            "id": id_,
             "vm": name or cells.get("vm_id") or f"row {number}",
             "plan": plan,
-            "after": _names(cells.get("depends_on", "")),
+            "after": after,
             "group": read("app", "a name of letters, digits, '.', '_' and '-'", _identifier),
             "priority": read("priority", "a number from 1 to 5, 1 first", _one_to_five, 3),
             "window_id": read("window", "a window's id", _identifier),
@@ -403,19 +410,20 @@ class _Reader:
     def check(self, rows: Sequence[_Row]) -> None:
         """Checks that need all rows together."""
         first: dict[str, int] = {}
-        known = {row.member.id for row in rows} | set(self.rules)
         for row in rows:
             other = first.setdefault(row.member.id, row.number)
             if other != row.number:
                 self._wrong(
                     row.number, self._heading.get("id", "id"), f"{row.member.id!r} is the id of row {other}", "give it its own"
                 )
-            for name in row.member.after:
-                if name not in known and not self.problems:
-                    alike = sorted(one for one in known if one[:1] == name[:1])[:300]
-                    near = difflib.get_close_matches(name, alike, n=1)
-                    hint = f"did you mean {near[0]}?" if near else "give the id of another row, or an app"
-                    self._wrong(row.number, self._heading["depends_on"], f"no row or app is called {name!r}", hint)
+        known = self._ids | set(self.rules)
+        for number, name in ((number, name) for number, names in self._after for name in names if name not in known):
+            if len(self.problems) >= PROBLEMS_MAX:
+                return
+            alike = sorted(one for one in known if one[:1] == name[:1])[:300]
+            near = difflib.get_close_matches(name, alike, n=1)
+            hint = f"did you mean {near[0]}?" if near else "give the id of another row, or an app"
+            self._wrong(number, self._heading["depends_on"], f"no row or app is called {name!r}", hint)
 
 
 # Fields of a member ─▶ columns.
