@@ -1,6 +1,7 @@
 """Instant start on a fake hypervisor: what goes wrong while the guest runs fails nothing; what cannot be is refused at once."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ from synvirt.jobs.exports import ACTIVITY
 from synvirt.jobs.instant import is_started
 from synvirt.migrations import instant
 from synvirt.migrations.intake import check_plan
+from synvirt.migrations.job import Job
 from synvirt.migrations.planning.foreseen import dry_run
+from synvirt.migrations.proof import receipts
 from synvirt.model.job import Instant, InstantState, Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
@@ -152,6 +155,34 @@ def test_a_copy_that_fails_while_the_guest_runs_is_tried_again_until_a_cancel(
     house.intake.cancel(job.id, guest_writes="lose")
     assert running.ended().state is State.CANCELLED
     assert house.leftovers() == []
+
+
+def test_a_source_that_is_changed_while_it_is_copied_is_no_copy(house: House) -> None:
+    job = house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB}))
+    running = _Running(house, job)
+    until(lambda: _is_started(running))
+    os.utime(house.imports / "appliance" / "disk-0.raw", (1, 1))
+    until(lambda: running.job.last_error is not None or running.job.state is not State.COPYING_FULL)
+    error = running.job.last_error
+    assert error is not None
+    assert "was changed or replaced" in error.message
+    house.intake.cancel(job.id, guest_writes="lose")
+    assert running.ended().state is State.CANCELLED
+
+
+def test_a_guest_that_is_on_its_volumes_holds_no_failure_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes is kept there."""
+    tries: list[int] = []
+
+    async def refuse(_: Job) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise DiskReadFailed("its receipt cannot be made")
+
+    monkeypatch.setattr(receipts, "give", refuse)
+    running = _Running(house, house.intake.submit(_plan(house)))
+    assert running.ended().state is State.FAILED
+    assert tries == [1]
 
 
 def test_what_does_not_get_onto_its_volumes_is_tried_again(house: House) -> None:
