@@ -109,7 +109,7 @@ class Notes:
 
     def put(self, vm_id: str, last_start: str, areas: Areas) -> None:
         """Durable on return; a reader meanwhile gets the older file."""
-        self._put(self._path(vm_id), {"last_start": last_start, "areas": areas})
+        self._put(self._path(vm_id), json.dumps({"last_start": last_start, "areas": areas}).encode())
 
     def since(self, vm_id: str, last_start: str, export: str) -> tuple[tuple[int, int], ...] | None:
         """The changes since that snapshot, if they are known, and the VM was not started since."""
@@ -134,11 +134,11 @@ class Notes:
             self._path(vm_id).unlink(missing_ok=True)
 
     def held_on(self, snapshot: str, node: str | None) -> str | None:
-        """The node with this snapshot's files. With `node`: it is noted before anything is made there, as a VM may move."""
+        """The node with this snapshot's files. With `node`: it is noted, durably, before anything is made there, as a VM may
+        move."""
         path = self._folder / f"{snapshot}.node"
         if node is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(node)
+            self._put(path, node.encode())
             return node
         try:
             return path.read_text()
@@ -153,7 +153,7 @@ class Notes:
         """Notes that `shut_down` is about to stop a guest that it powers off after that. `asked`: the task that asked the guest
         to shut down before. Durable on return: a service that is killed in between would leave a guest that seems to have been
         paused by somebody, whose memory must not be lost."""
-        self._put(self._stopped(vm_id), {"last_start": last_start, "asked": asked})
+        self._put(self._stopped(vm_id), json.dumps({"last_start": last_start, "asked": asked}).encode())
 
     def stopped(self, vm_id: str) -> Stopped | None:
         """The note of `stop`, as long as the guest is neither off nor runs on."""
@@ -167,9 +167,9 @@ class Notes:
         """Call it once the guest is off, or runs on."""
         self._stopped(vm_id).unlink(missing_ok=True)
 
-    def _put(self, path: Path, content: Mapping[str, Any]) -> None:
+    def _put(self, path: Path, content: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        put_private_file(path, json.dumps(content).encode())
+        put_private_file(path, content)
 
     def _path(self, vm_id: str) -> Path:
         return self._folder / f"changes-{vm_id}.json"
