@@ -3,7 +3,7 @@
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import UUID
@@ -196,6 +196,40 @@ def test_an_archive_that_changes_while_the_service_is_down_is_not_mixed(house: H
         house.run(job.id)
     house.store.on_commit = lambda: None
     (folder / f"{DISK}.raw").write_bytes(some_disk(seed=99))
+    ended = house.run(job.id)
+    assert (ended.state, error_code(ended)) == (State.FAILED, "E_MIG_DISK_READ_FAILED")
+    assert ended.last_error is not None
+    assert "changed" in ended.last_error.message
+    assert house.leftovers() == []
+
+
+def _replaced(path: Path) -> None:
+    """By another of its size and time."""
+    was, other = path.stat(), path.with_suffix(".new")
+    other.write_bytes(some_disk(seed=99))
+    os.utime(other, ns=(was.st_atime_ns, was.st_mtime_ns))
+    other.replace(path)
+
+
+def _grown(path: Path) -> None:
+    was = path.stat()
+    os.truncate(path, was.st_size + 512)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "change", [_replaced, _grown, lambda path: os.utime(path, (1, 1))], ids=["replaced", "grown", "written"]
+)
+def test_an_archive_that_changes_while_it_is_copied_is_not_mixed(house: House, change: Callable[[Path], None]) -> None:
+    folder = imported(house)
+    job = house.intake.submit(offline_plan(folder))
+
+    def once_flushed() -> None:
+        if flushed(house, job):
+            house.store.on_commit = lambda: None
+            change(folder / f"{DISK}.raw")
+
+    house.store.on_commit = once_flushed
     ended = house.run(job.id)
     assert (ended.state, error_code(ended)) == (State.FAILED, "E_MIG_DISK_READ_FAILED")
     assert ended.last_error is not None
