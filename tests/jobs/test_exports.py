@@ -27,6 +27,7 @@ from synvirt.jobs.activity import QUIET_S, WAIT_MOST_S, Activity, Noticed, Yield
 from synvirt.jobs.exports import ACTIVITY, LOCK, ProcessExports, holder
 from synvirt.sizes import MIB
 from tests.drawn import drawn
+from tests.needs import need_root
 from tests.running.processes import until
 
 
@@ -67,6 +68,22 @@ def test_disks_are_served_by_one_process_until_they_are_ended(exports: ProcessEx
     assert not exports.folder("job").exists()
     until(lambda: not Path(f"/proc/{process}/exe").exists())
     exports.end("job")
+
+
+def test_what_cannot_be_removed_is_not_taken_for_gone(exports: ProcessExports, source: RawSpec) -> None:
+    """Its ledger entry stays, and it is tried again."""
+    need_root("mount")
+    exports.serve("job", [source])
+    busy = exports.folder("job").with_name("busy")
+    busy.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", busy], check=True)
+    try:
+        with pytest.raises(Internal, match="cannot be removed: Device or resource busy"):
+            exports.end("job")
+    finally:
+        subprocess.run(["umount", busy], check=True)
+    exports.end("job")
+    assert not busy.parent.exists()
 
 
 def test_qemus_user_reaches_the_sockets_of_any_user_and_umask(exports: ProcessExports, source: RawSpec) -> None:

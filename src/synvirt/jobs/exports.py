@@ -106,7 +106,11 @@ class ProcessExports:
             if time.monotonic() > deadline:
                 raise Internal(f"the process {process} that serves the guest's disks does not end")
             time.sleep(0.01)
-        shutil.rmtree(folder.parent, ignore_errors=True)
+        try:
+            if folder.parent.exists():
+                shutil.rmtree(folder.parent)
+        except OSError as error:
+            raise Internal(f"what served the guest's disks cannot be removed: {error.strerror}") from error
 
 
 def _is_served(folder: Path) -> bool:
