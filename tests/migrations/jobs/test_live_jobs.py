@@ -314,10 +314,19 @@ def test_a_volume_that_is_removed_after_the_first_pass_fails_its_job(house: Hous
     assert house.platform.vm(VM)["power"] == "on"
 
 
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("mode", ["Warm", "Cold"])
-def test_whenever_a_source_that_is_off_wakes_up_nothing_it_writes_is_lost(tmp_path: Path, mode: str) -> None:
+def test_whenever_a_source_that_is_off_wakes_up_nothing_it_writes_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, told: bool
+) -> None:
     """The service dies at each moment of which there is a trace while the source is off, and somebody starts the source: the
-    job copies what it wrote since, or says that it did not."""
+    job copies what it wrote since, or says that it did not. `told`: whether the platform tells its last start."""
+    if not told:
+
+        async def nothing(*_: object) -> str:
+            return ""
+
+        monkeypatch.setattr(FakeAdapter, "last_start", nothing)
     moments = list(
         itertools.takewhile(lambda moment: _woken(House(tmp_path / str(moment), workers=in_process), mode, moment), range(100))
     )
