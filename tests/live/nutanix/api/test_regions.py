@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from synvirt.disks.changed import AllocatedReader, ChangedReader
@@ -13,6 +13,7 @@ from synvirt.live.nutanix.central import Central, DiskPoint
 from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.prism import Refused
 from synvirt.live.nutanix.regions import Region, laid_over
+from synvirt.sizes import KIB
 from tests.fakes.disks import MemoryReader
 
 SIZE = 1 << 30
@@ -108,3 +109,33 @@ def test_what_is_reported_as_data_is_read_whatever_else_is_reported_of_it(region
     for extent in reader.extents():
         found[extent.start : extent.end] = (b"0" if extent.zero else b"d") * extent.length
     assert found == wanted
+
+
+@given(
+    reported=st.lists(st.tuples(st.integers(0, 24), st.integers(1, 4), st.booleans()), max_size=8),
+    delta=st.booleans(),
+)
+@example(reported=[(0, 1, True), (5, 1, False), (8, 1, False)], delta=True)
+def test_what_is_joined_for_want_of_room_is_read_and_never_taken_for_zeros(
+    reported: list[tuple[int, int, bool]], delta: bool
+) -> None:
+    """Between two areas that are kept as one lies what did not change, or was never reported: it has the guest's bytes."""
+    block, count = 64 * KIB, 24
+    regions = [Region(start * block, length * block, zero) for start, length, zero in reported]
+    wanted = bytearray(b"." if delta else b"0") * count
+    for start, length, zero in sorted(reported, key=lambda one: not one[2]):
+        end = min(start + length, count)
+        wanted[start:end] = (b"0" if zero else b"d") * max(end - start, 0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("synvirt.live.nutanix.regions.AREAS_MAX", 2)
+        spec = laid_over(BlankSpec(size_bytes=count * block), count * block, regions, delta=delta)
+    over = spec.over if isinstance(spec, ChangedSpec) else spec
+    assert isinstance(over, AllocatedSpec)
+    reader: AllocatedReader | ChangedReader = AllocatedReader(MemoryReader("A" * count, block_bytes=block), over.areas)
+    if isinstance(spec, ChangedSpec):
+        reader = ChangedReader(reader, spec.areas)
+    found = bytearray(b".") * count
+    for extent in reader.extents():
+        found[extent.start // block : extent.end // block] = (b"0" if extent.zero else b"d") * (extent.length // block)
+    allowed = {ord("d"): b"d", ord("0"): b"0d", ord("."): b".d"}
+    assert all(one in allowed[want] for one, want in zip(found, wanted, strict=True)), (found, wanted)

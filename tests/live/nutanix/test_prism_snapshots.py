@@ -1,0 +1,125 @@
+"""Snapshots of Prism Element and the power of its VMs, on a cluster of a few lines: whose they are, and what is left."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from synvirt.errors import SnapshotFailed, SourceUnreachable
+from synvirt.live import SnapshotRef
+from synvirt.live.nutanix import power, snapshots
+from synvirt.live.nutanix.form import Options
+from synvirt.live.nutanix.snapshots import Snapshots
+from synvirt.model.machine import Disk
+
+VM, OTHER = "vm-1", "vm-2"
+FIRST, SECOND = "synvirt-job-1", "synvirt-job-2"
+
+
+class Cluster:
+    """Its snapshots by their ids, with name and VM. `refuses`: the id of a snapshot that is listed and has failed."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, tuple[str, str]] = {}
+        self.refuses = ""
+        self.restored: list[str] = []
+        self.host = "prism"
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        return [
+            {"metadata": {"uuid": id_}, "status": {"name": name, "resources": {"entity_uuid": vm}}}
+            for id_, (name, vm) in self.there.items()
+        ]
+
+    def take(self, vm: str, name: str, _expires_ms: int, *, quiesce: bool) -> str:
+        id_ = f"{'quiet' if quiesce else 'crash'}-{len(self.there)}"
+        self.there[id_] = (name, vm)
+        if quiesce:
+            self.refuses = id_
+        return id_
+
+    def snapshot(self, id_: str) -> dict[str, Any]:
+        if id_ not in self.there or id_ == self.refuses:
+            raise SnapshotFailed(f"snapshot {id_} is not there")
+        files = [
+            {"file_path": f"/container/.acropolis/vmdisk/{name}", "snapshot_file_path": f"/container/.snapshot/1/{name}"}
+            for name in ("own", "of-another", "of-nobody")
+        ]
+        return {"status": {"snapshot_file_list": files}}
+
+    def virtual_disk(self, name: str) -> dict[str, str]:
+        owner = {"own": VM, "of-another": OTHER, "of-nobody": ""}[name]
+        return {
+            "attached_vm_uuid": owner,
+            "disk_address": {"own": "SCSI.0", "of-another": "SCSI.1", "of-nobody": "SCSI.2"}[name],
+        }
+
+    def remove(self, id_: str) -> None:
+        del self.there[id_]
+
+    def restore(self) -> None:
+        self.restored.append("restored")
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def by_nfs(cluster: Any) -> Snapshots:
+    return Snapshots(cluster, Options(), cluster)
+
+
+def vm(*, quiescible: bool = False) -> Any:
+    return SimpleNamespace(id=VM, name="web", power="on", quiescible=quiescible, disks=[])
+
+
+def test_a_snapshot_that_could_not_be_quiesced_is_gone_before_another_is_made(cluster: Cluster) -> None:
+    made = by_nfs(cluster).take(vm(quiescible=True), FIRST, None)
+    assert list(cluster.there) == [made.id.removeprefix("snapshot:")], "a retry would find the one that failed"
+
+
+def test_a_snapshots_files_are_the_disks_of_its_vm(cluster: Cluster) -> None:
+    cluster.there["1"] = (FIRST, VM)
+    made = by_nfs(cluster).take(vm(), FIRST, ["scsi.0", "scsi.1", "scsi.2"])
+    assert sorted(made.change_ids) == ["scsi.0", "scsi.2"]
+
+
+def test_the_snapshot_of_another_vm_is_neither_found_nor_removed(cluster: Cluster) -> None:
+    cluster.there |= {"1": (FIRST, OTHER), "2": (FIRST, VM)}
+    by_nfs(cluster).cleanup(VM, FIRST)
+    assert cluster.there == {"1": (FIRST, OTHER)}
+    assert by_nfs(cluster).take(vm(), FIRST, None).id != "snapshot:1"
+
+
+def test_the_allow_list_is_as_it_was_after_the_last_snapshot_only(cluster: Cluster) -> None:
+    cluster.there |= {"1": (FIRST, VM), "2": (SECOND, OTHER)}
+    by_nfs(cluster).cleanup(VM, FIRST)
+    assert cluster.restored == []
+    by_nfs(cluster).cleanup(OTHER, SECOND)
+    assert cluster.restored == ["restored"]
+
+
+def test_a_snapshot_that_is_gone_is_not_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file may be there for a while, and vanish during the pass."""
+    monkeypatch.setattr(snapshots, "knock", lambda spec: None)
+    monkeypatch.setattr(cluster, "regions", lambda *_: [], raising=False)
+    disk = Disk(key="scsi.0", label="scsi.0", capacity_bytes=1 << 20)
+    gone = SnapshotRef(id="snapshot:9", change_ids={"scsi.0": "9 /container/.snapshot/9/own"})
+    with pytest.raises(SnapshotFailed, match="snapshot 9 is not there"):
+        by_nfs(cluster).open(vm(), gone, disk, None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "call"),
+    [("off", lambda control: power.shut_down(control, VM, 0, "force")), ("on", lambda control: power.power_on(control, VM))],
+)
+def test_a_vm_that_does_not_come_off_or_on_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, call: Callable[[Any], None]
+) -> None:
+    monkeypatch.setattr(power, "SWITCHED_TIMEOUT_S", 0.0)
+    state = SimpleNamespace(name="web", power="off" if wanted == "on" else "on")
+    control = SimpleNamespace(vm=lambda _: state, force_off=lambda _: None, on=lambda _: None)
+    with pytest.raises(SourceUnreachable, match=f"is not {wanted}"):
+        call(control)
