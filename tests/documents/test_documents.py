@@ -1,6 +1,7 @@
 """What the documents say is so."""
 
 import re
+import tomllib
 from pathlib import Path
 
 from synvirt.settings import Settings
@@ -45,6 +46,27 @@ def test_every_dependency_is_locked() -> None:
     for lock in ("requirements.txt", "requirements-dev.txt"):
         locked = re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==", (ROOT / lock).read_text(), re.MULTILINE)
         assert names <= {name.lower() for name in locked}, lock
+
+
+def test_an_extra_that_a_hint_names_is_there() -> None:
+    """Three hints named `synvirt[vmware]` long after pyvmomi had become a dependency like the others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project.get("optional-dependencies", {}))
+    texts = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("src/**/*.py"),
+        *ROOT.glob("packaging/*"),
+        ROOT / "Makefile",
+    ]
+    named = {
+        f"{text.relative_to(ROOT)}: {extra}"
+        for text in texts
+        if text.is_file() and text.name != "CHANGELOG.md"  # what was so at its time
+        for extra in re.findall(r"synvirt\[([\w-]+)\]", text.read_text(errors="replace"))
+        if extra not in extras
+    }
+    assert named == set()
 
 
 def test_every_claim_of_what_works_names_its_tests() -> None:

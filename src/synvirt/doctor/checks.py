@@ -107,7 +107,12 @@ CHECKS = (
     ),
     Check("qemu-img", "disk images of every sort", "apt-get install qemu-utils", program("qemu-img", "--version"), always),
     Check("qemu-nbd", "images our own readers refuse", "apt-get install qemu-utils", program("qemu-nbd", "--version"), always),
-    Check("pyvmomi", _VSPHERE, "pip install 'synvirt[vmware]'", python_module("pyvmomi", pyvmomi_version)),
+    Check(
+        "pyvmomi",
+        _VSPHERE,
+        "make setup; in an environment of your own: pip install pyvmomi",
+        python_module("pyvmomi", pyvmomi_version),
+    ),
     Check(
         "nbdkit vddk",
         f"{_VSPHERE}, by VMware's own transport, the fastest one",

@@ -1,6 +1,6 @@
 """A session with vCenter or ESXi by pyvmomi: login, keep-alive, properties, tasks; and its faults as our errors. Blocking code.
 
-pyvmomi is an extra (`pip install synvirt[vmware]`). Without it, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1 (specification part 1:
+pyvmomi is one of our dependencies. Without it, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1 (specification part 1:
 the control plane left out), `library` raises Internal, and so do all requests to the platform.
 
 Only leaf properties are read, by the PropertyCollector: whole objects are megabytes on a real vCenter, and have values that an
@@ -83,7 +83,7 @@ def library() -> Any:
         return _imported()
     except ImportError as error:
         raise Internal(
-            "vim_api: the control plane is not installed", hint="pip install 'synvirt[vmware]', and start the service again"
+            "vim_api: the control plane is not installed", hint="pip install pyvmomi, and start the service again"
         ) from error
 
 
@@ -143,7 +143,9 @@ def warn_if_missing() -> None:
     if os.environ.get(SKIPPED) == "1":
         log.warning("vSphere is not served", cause=f"switched off by {SKIPPED}=1")
     elif find_spec("pyVmomi") is None:
-        log.warning("vSphere is not served", cause="pyvmomi is not installed", hint="pip install 'synvirt[vmware]'")
+        log.warning(
+            "vSphere is not served", cause="pyvmomi is not installed", hint="pip install pyvmomi, and start the service again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
