@@ -116,6 +116,27 @@ def test_a_failed_conversion_keeps_the_copy_and_leaves_no_domain(tmp_path: Path)
     house.close()
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_service_that_dies_while_it_converts_converts_once(tmp_path: Path, finished: bool) -> None:
+    """A conversion that was begun is none; one that has ended is not done again."""
+    house, content = House(tmp_path, family="windows"), {DISK: some_disk()}
+    job = house.intake.submit(offline_plan(imported(house, content)))
+
+    def so_far() -> bool:
+        conversion = house.store.get(job.id).conversion
+        return conversion is not None and (not finished or conversion.finished_at is not None)
+
+    house.store.on_commit = crash_when(house, so_far)
+    with pytest.raises(BaseException, match="died"):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED, ended.last_error
+    assert house.volume(ended).read_bytes() == MARK + content[DISK][len(MARK) :]
+    assert len(house.preparer.prepared) == 1
+    house.close()
+
+
 def test_a_conversion_that_finds_no_room_on_the_volumes_waits_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
