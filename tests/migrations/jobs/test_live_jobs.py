@@ -20,6 +20,7 @@ from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan, states
 from tests.migrations.jobs.running import DISK, Died, crash_when, error_code, flushed, run, some_disk, source_bytes
+from tests.patience import quick_tries
 
 
 class Guest:
@@ -360,6 +361,42 @@ def _woken(house: House, mode: str, moment: int) -> bool:
             assert house.platform.vm(VM)["power"] == "on"
     house.close()
     return died
+
+
+def test_a_source_that_does_not_say_whether_it_is_on_is_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host may be away for a moment: nothing is shut down, started or given up on a guess."""
+    quick_tries(monkeypatch)
+    house.platform.add_vm(VM, {DISK: some_disk(MIB)})
+    job = house.intake.submit(live_plan("Cold"))
+    inspect, asked = FakeAdapter.inspect, itertools.count()
+
+    async def unsure(adapter: FakeAdapter, vm_id: str) -> VmManifest:
+        found = await inspect(adapter, vm_id)
+        return found if next(asked) not in (1, 2) else found.model_copy(update={"power_state": "unknown"})
+
+    monkeypatch.setattr(FakeAdapter, "inspect", unsure)
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED, ended.last_error
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+    assert next(asked) > 3
+
+
+@pytest.mark.parametrize("power", ["on", "suspended"])
+def test_a_guest_whose_source_lives_again_is_not_started(house: House, monkeypatch: pytest.MonkeyPatch, power: str) -> None:
+    """A suspended one has memory that would go on with old disks."""
+    house.platform.add_vm(VM, {DISK: some_disk(MIB)})
+    job = house.intake.submit(live_plan("Cold"))
+    inspect = FakeAdapter.inspect
+
+    async def woken(adapter: FakeAdapter, vm_id: str) -> VmManifest:
+        found = await inspect(adapter, vm_id)
+        is_starting = house.store.get(job.id).state == State.STARTING
+        return found.model_copy(update={"power_state": power}) if is_starting else found
+
+    monkeypatch.setattr(FakeAdapter, "inspect", woken)
+    ended = house.run(job.id)
+    assert (ended.state, error_code(ended)) == (State.FAILED, "E_MIG_CONFLICT")
+    assert house.hypervisor.domains == {}
 
 
 def test_a_live_job_goes_by_the_name_that_people_know(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
