@@ -69,6 +69,18 @@ def test_an_extra_that_a_hint_names_is_there() -> None:
     assert named == set()
 
 
+def test_every_file_that_a_document_names_in_its_text_is_there() -> None:
+    """Not as a link, but as code: `tests/recordings/`, which recordings.md told people to use, was no folder of ours."""
+    found = 0
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        if document.name == "CHANGELOG.md":  # what was so at its time
+            continue
+        for named in re.findall(r"`((?:tests|src|packaging|bench|scripts|lab|docs)/[\w./-]+)`", document.read_text()):
+            assert (ROOT / named).exists(), f"{document.relative_to(ROOT)}: {named}"
+            found += 1
+    assert found > 8
+
+
 def test_every_claim_of_what_works_names_its_tests() -> None:
     rows = re.findall(r"^\| (.+) \| ((?:proven|simulated)[^|]*) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(rows) > 20
