@@ -221,6 +221,19 @@ def test_a_source_that_a_job_reads_from_stays(service: Service, client: httpx.Cl
     assert client.delete(f"/sources/{source['id']}").status_code == 204
 
 
+def test_a_source_of_a_kind_that_is_not_served_is_refused(
+    service: Service, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was answered with 201, and so was its plan; then the job failed with E_MIG_INTERNAL."""
+    source = add(client, VIM)
+    served = {kind: platform for kind, platform in service.sources._platforms.items() if kind is not LiveKind.VIM_API}
+    monkeypatch.setattr(service.sources, "_platforms", served)
+    answer = client.post("/sources", json=VIM | {"name": "another"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "E_MIG_BAD_REQUEST"), answer.text
+    assert "vim_api is not served" in answer.json()["detail"]
+    assert [one["id"] for one in client.get("/sources").json()["items"]] == [source["id"]]
+
+
 def test_a_plan_for_a_source_that_is_not_there_or_of_another_kind_is_refused(service: Service, client: httpx.Client) -> None:
     source = add(client, FAKE)
     with pytest.raises(InvalidPlan, match="libvirt_remote"):

@@ -11,7 +11,10 @@ TESTS: Tests = {
     "U1 vSphere does not work after make setup": {
         "documents/test_documents.py": ("test_every_dependency_is_locked",),
     },
-    "U2 kinds that are not served are accepted": {"migrations/planning/test_foreseen.py": ("test_a_kind_that_is_not_served",)},
+    "U2 kinds that are not served are accepted": {
+        "migrations/planning/test_foreseen.py": ("test_a_kind_that_is_not_served",),
+        "api/test_sources.py": ("test_a_source_of_a_kind_that_is_not_served_is_refused",),
+    },
     "U3 a typo costs an outage": {
         "migrations/planning/test_foreseen.py": (
             "test_a_mistake_is_said_with_its_field_and_what_would_be_right",
