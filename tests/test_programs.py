@@ -66,6 +66,20 @@ def test_who_has_a_file_open_is_ended_by_whichever_way_its_folder_is_named(tmp_p
             child.kill()
 
 
+def test_a_user_of_a_folder_is_ended_though_it_closes_another_file_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterdir = Path.iterdir
+    # The first of its files is closed between the list of them and the look at each.
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter([path / "999999", *iterdir(path)]))
+    with (tmp_path / "overlay").open("wb") as file, subprocess.Popen(["sleep", "600"], stdin=file) as child:
+        try:
+            programs.end_users(tmp_path)
+            assert child.wait(30) == -signal.SIGKILL
+        finally:
+            child.kill()
+
+
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(Internal, match="the program no-such-program is not installed"):
         run(["no-such-program"], timeout_s=1)

@@ -348,10 +348,17 @@ def end_users(folder: Path) -> None:
     for process in Path("/proc").glob("[0-9]*"):
         # A process that ends during this, or belongs to another user, has no file of ours open.
         with contextlib.suppress(OSError):
-            theirs = any(link.readlink().is_relative_to(folder) for link in (process / "fd").iterdir())
+            theirs = any(_is_in(folder, link) for link in (process / "fd").iterdir())
             if theirs and int(process.name) != os.getpid():
                 os.kill(int(process.name), signal.SIGKILL)
                 _wait_gone(process)
+
+
+def _is_in(folder: Path, link: Path) -> bool:
+    try:
+        return link.readlink().is_relative_to(folder)
+    except FileNotFoundError:  # closed meanwhile: what else the process has open is looked at all the same
+        return False
 
 
 def _wait_gone(process: Path) -> None:
