@@ -67,9 +67,17 @@ def is_guest(command: str) -> bool:
 def stopped(pid: int) -> None:
     """Wait until each thread of a process that was sent SIGSTOP has stopped; until one of them took the signal, all work on."""
     until = time.monotonic() + 60
-    while {stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")} != {"T"}:
+    while _states(pid) != {"T"}:
         assert time.monotonic() < until, "it does not stop"
         time.sleep(0.01)
+
+
+def _states(pid: int) -> set[str]:
+    states = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended before the signal reached it
+            states.add((thread / "stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def workers(parent: int | None = None) -> list[int]:

@@ -32,6 +32,7 @@ from tests.contracts.readers import ReaderCase, ReaderContract, read_all
 from tests.disks.block_images import bytes_of, qemu
 from tests.needs import need
 from tests.running.ports import free_port
+from tests.running.processes import stopped
 from tests.servers.nbd_servers import nbdkit, qemu_nbd, serving
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -304,19 +305,13 @@ def test_a_server_that_stops_answering_is_given_up(disk: Path, way: str, monkeyp
         # From here on: the first connection has all the time that it needs on a loaded machine.
         monkeypatch.setattr(reader._pool, "_connect_timeout_s", 0.5)
         os.kill(server.pid, signal.SIGSTOP)
-        _wait_until_stopped(server.pid)
+        stopped(server.pid)
         with pytest.raises(SourceUnreachable, match=r"sent nothing|not answered"):
             bytes_of(reader, 0, MIB)
         os.kill(server.pid, signal.SIGCONT)
         monkeypatch.undo()
         assert bytes_of(reader, 0, MIB) == disk.read_bytes()[:MIB]
         reader.close()
-
-
-def _wait_until_stopped(pid: int) -> None:
-    """A thread on the other processor may serve one more read before the signal reaches it."""
-    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("mode", "connections"), [("unsafe", 4), ("disable", 1)])

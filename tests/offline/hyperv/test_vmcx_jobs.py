@@ -249,10 +249,12 @@ def test_what_a_failed_tool_left_running_is_ended(tmp_path: Path) -> None:
 def users(folder: Path) -> list[str]:
     """The processes that have a file in the folder open, deleted or not."""
     found = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if link.readlink().is_relative_to(folder):
-                found.append(command_line(int(link.parts[2])))
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    if link.readlink().is_relative_to(folder):
+                        found.append(command_line(int(process.name)))
     return found
 
 
