@@ -60,6 +60,7 @@ TESTS: Tests = {
             "test_a_job_names_guests_that_are_there_and_each_once",
             "test_two_jobs_never_have_one_name",
         ),
+        "backups/restores/test_restoring.py": ("test_two_exports_of_one_name_are_never_under_way",),
     },
     "U12 HEAD, and parameters that nobody knows": {
         "api/test_strict.py": ("test_an_unknown_parameter_is_refused", "test_head_answers_as_get_without_a_body"),

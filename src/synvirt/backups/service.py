@@ -469,6 +469,9 @@ class Backups:
                 self.points.get(point_id)  # it may have been removed since the check
                 if point_id in self._leaving:
                     raise BackupNotFound(f"restore point {point_id} is being removed")
+            # Its folder is there only once it is whole.
+            if run.path is not None and (same := [one for one in self.runs.not_ended() if one.path == run.path]):
+                raise BackupConflict(f"run {same[0].id} exports to {run.path} already", hint="choose another name")
             return self.runs.begin(run, with_=with_)
 
     def screenshot(self, point_id: UUID) -> bytes | None:

@@ -89,6 +89,26 @@ def test_an_export_goes_to_a_folder_that_a_setting_allows_and_to_no_other(house:
             house.backups.restore(point, RestoreRequest(target="export", path=str(folder), name="out"))
 
 
+def test_two_exports_of_one_name_are_never_under_way(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one copied everything, and failed as it was to get its name."""
+    (point,) = house.run(house.job("web")).restore_point_ids
+    read, go = Repository.read_chunk, threading.Event()
+
+    def waits(self: Repository, name: bytes, into: memoryview) -> None:
+        assert go.wait(60)
+        read(self, name, into)
+
+    monkeypatch.setattr(Repository, "read_chunk", waits)
+    first = house.backups.restore(point, RestoreRequest(target="export", name="out"))
+    try:
+        with pytest.raises(BackupConflict, match=str(first.id)):
+            house.backups.restore(point, RestoreRequest(target="export", name="out"))
+        beside = house.backups.restore(point, RestoreRequest(target="export", name="beside"))
+    finally:
+        go.set()
+    assert [house.ended(run).status for run in (first, beside)] == ["completed"] * 2
+
+
 @pytest.mark.parametrize("format_", ["raw", "qcow2"])
 def test_an_export_that_is_cancelled_leaves_nothing(house: House, monkeypatch: pytest.MonkeyPatch, format_: str) -> None:
     (point,) = house.run(house.job("web")).restore_point_ids
