@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,16 @@ def test_who_has_a_file_open_is_ended_by_whichever_way_its_folder_is_named(tmp_p
 def test_a_user_of_a_folder_is_ended_though_it_closes_another_file_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    iterdir = Path.iterdir
-    # The first of its files is closed between the list of them and the look at each.
-    monkeypatch.setattr(Path, "iterdir", lambda path: iter([path / "999999", *iterdir(path)]))
+    iterdir, listed = Path.iterdir, set[Path]()
+
+    def with_one_more(path: Path) -> Iterator[Path]:
+        """At the first look: a file that is closed before it is looked at itself."""
+        if path not in listed:
+            listed.add(path)
+            yield path / "999999"
+        yield from iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", with_one_more)
     with (tmp_path / "overlay").open("wb") as file, subprocess.Popen(["sleep", "600"], stdin=file) as child:
         try:
             programs.end_users(tmp_path)
