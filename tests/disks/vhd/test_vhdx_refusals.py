@@ -28,6 +28,7 @@ from tests.disks.vhd.vhdx_images import (
     Ring,
     Vhdx,
     Written,
+    checksummed,
     header,
     log_entry,
     lose_power,
@@ -182,6 +183,10 @@ WRONG: dict[str, tuple[Spoil, type[SynvirtError], str]] = {
     "a torn entry": (lambda i: i.log(entry()[:-1] + b"x"), MalformedArchive, "no sequence that is whole"),
     "a changed byte within an entry": (
         lambda i: i.log(entry()[: LOG_SECTOR + 99] + b"x" + entry()[LOG_SECTOR + 100 :]), MalformedArchive, "no sequence"),
+    "a descriptor of another entry": (
+        lambda i: i.log(checksummed(entry()[:88] + struct.pack("<Q", 99) + entry()[96:])), MalformedArchive, "no sequence"),
+    "a data sector of another entry": (
+        lambda i: i.log(checksummed(entry()[:-4] + struct.pack("<I", 99))), MalformedArchive, "no sequence"),
     "an entry whose tail is gone": (lambda i: i.log(entry(tail=64 * KIB)), MalformedArchive, "no sequence that is whole"),
     "an entry of another session": (
         lambda i: i.log(log_entry(5, [], tail=0, flushed=0, last=0, guid=SOMETHING)), MalformedArchive, "no sequence"),
