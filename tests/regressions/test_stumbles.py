@@ -73,6 +73,7 @@ TESTS: Tests = {
     "U16 rows of disks that are old": {
         "api/test_migrations.py": ("test_the_rows_of_disks_are_of_now_too",),
         "api/test_stream.py": ("test_the_rows_of_disks_come_with_the_figures",),
+        "migrations/jobs/test_live_jobs.py": ("test_a_cancelled_job_names_no_volume_that_is_gone",),
     },
     "U17 words of another interface": {
         "cli/migrating/test_dry_runs.py": (

@@ -296,6 +296,21 @@ def test_a_volume_that_is_removed_during_the_first_pass_is_copied_again(house: H
     assert house.volume(ended).read_bytes() == source_bytes(house)
 
 
+def test_a_cancelled_job_names_no_volume_that_is_gone(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: some_disk()})
+    job = house.intake.submit(live_plan())
+    house.store.on_commit = crash_when(house, lambda: flushed(house, job))
+    with pytest.raises(BaseException, match="died"):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    made = house.volume(house.store.get(job.id))
+    assert made.exists()
+    house.intake.cancel(job.id)
+    ended = house.run(job.id)
+    assert (ended.state, made.exists()) == (State.CANCELLED, False)
+    assert [disk.volume for disk in ended.disks] == [None]
+
+
 @pytest.mark.parametrize("state", [State.COPYING_FULL, State.DELTA_SYNCING])
 def test_a_volume_that_is_removed_after_the_first_pass_fails_its_job(house: House, state: State) -> None:
     house.platform.add_vm(VM, {DISK: some_disk()})
