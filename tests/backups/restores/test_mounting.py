@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -105,6 +106,12 @@ def test_each_disk_has_a_socket_and_nothing_is_left(tmp_path: Path) -> None:
         assert one.uris[1].startswith("nbd://127.0.0.1:")
 
 
+def test_a_point_without_disks_is_refused() -> None:
+    repository, point_id = point_in(MemoryFolder())
+    with pytest.raises(BackupBadRequest, match="no disks"), mounted(repository, repository.manifest(point_id)):
+        pass
+
+
 def test_damage_is_an_error_of_the_read_and_is_reported() -> None:
     folder = MemoryFolder()
     repository, point_id = point_in(folder, noise(1))
@@ -161,3 +168,30 @@ def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
         finally:
             child.kill()
     assert not Path(reported["uris"][0].partition("socket=")[2]).exists()
+
+
+def test_the_command_says_what_is_served_and_how_to_read_it(tmp_path: Path) -> None:
+    from tests.backups.house import House, disk_content
+
+    house = House(tmp_path)
+    house.image("web", disk_content())
+    (point,) = house.run(house.job("web")).restore_point_ids
+    house.close()
+    (tmp_path / "test.db").rename(tmp_path / "migrator.db")
+    command = [sys.executable, "-m", "synvirt", "backup", "mount", str(point), "--data-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "src"}) as child:
+        try:
+            assert child.stdout is not None
+            disk_line = child.stdout.readline()
+            uri = disk_line.split()[-1]
+            assert disk_line.startswith("vda  ")
+            assert child.stdout.readline() == "These are NBD exports, read-only, until Ctrl-C; no folder is mounted\n"
+            how = child.stdout.readline()
+            assert shlex.split(how)[-3:] == ["nbdfuse", "FOLDER", uri]
+            assert f"'{uri}'" in how, "a shell may take its ? for a pattern"
+        finally:
+            child.send_signal(signal.SIGINT)
+            try:
+                assert child.wait(60) == 0
+            finally:
+                child.kill()

@@ -42,6 +42,8 @@ def mounted(
     disks = chosen_disks(manifest, targets)
     if unknown := set(targets) - disks.keys():
         raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
+    if not disks:
+        raise BackupBadRequest("the restore point has no disks, so there is nothing to serve")
     if port is not None and len(disks) != 1:
         raise BackupBadRequest(f"a port serves one disk, and the restore point has {len(disks)}", hint="name one with --disk")
     with contextlib.ExitStack() as closing:

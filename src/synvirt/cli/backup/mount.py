@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -114,4 +115,6 @@ def _say(options: Options, disks: Any, output: TextIO) -> None:
         return
     for one in disks:
         print(f"{shown(one.target)}  {sized(one.size_bytes)}  {'  '.join(one.uris)}", file=output)
-    print("Read-only, until Ctrl-C", file=output, flush=True)
+    # Whoever expects a folder of files must learn that there is none yet. A shell may take the ? of a URI for a pattern.
+    print("These are NBD exports, read-only, until Ctrl-C; no folder is mounted", file=output)
+    print(f"A disk as a file: nbdfuse FOLDER {shlex.quote(disks[0].uris[0])}", file=output, flush=True)
