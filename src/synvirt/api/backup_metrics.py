@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from synvirt.backups.model import ENDS, BackupJob, RestorePoint, Status
+from synvirt.backups.model import ENDS, UNENDED, BackupJob, RestorePoint
 from synvirt.backups.service import Backups
 from synvirt.model.values import now
 
@@ -59,9 +59,8 @@ class BackupMetrics(Collector):
             seen = self._look()
         under_way = Count(str(status) for status, _ in self._backups.runs.figures.latest().values())
         runs = GaugeMetricFamily("synvirt_backup_runs", "Runs under way", labels=["status"])
-        for status in Status:
-            if status not in ENDS:
-                runs.add_metric([str(status)], under_way[str(status)])
+        for status in UNENDED:
+            runs.add_metric([str(status)], under_way[str(status)])
         yield runs
         points = GaugeMetricFamily("synvirt_backup_points", "Restore points", labels=["state"])
         for state in POINT_STATES:

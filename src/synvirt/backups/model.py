@@ -37,6 +37,7 @@ class Status(StrEnum):
 
 
 ENDS = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+UNENDED = tuple(status for status in Status if status not in ENDS)
 
 
 class PeerRequest(Received):

@@ -24,7 +24,7 @@ import structlog
 from synvirt import errors
 from synvirt.backups.limits import URGENT
 from synvirt.backups.memory import Memory
-from synvirt.backups.model import ENDS, BackupRun, RestoredDomain, Status, Trouble
+from synvirt.backups.model import ENDS, UNENDED, BackupRun, RestoredDomain, Status, Trouble
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import wait
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, PersistFailed, SynvirtError
@@ -396,7 +396,7 @@ def _say(under_way: UnderWay, trouble: Trouble) -> None:
         under_way.note(error=error)
 
 
-_OPEN = tuple(str(status) for status in Status if status not in ENDS)
+_OPEN = tuple(map(str, UNENDED))
 _ENDED = tuple(str(status) for status in ENDS)
 
 

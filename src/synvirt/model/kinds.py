@@ -50,3 +50,4 @@ class State(StrEnum):
 
 
 ENDS = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+UNENDED = tuple(state for state in State if state not in ENDS)

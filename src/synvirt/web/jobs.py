@@ -12,7 +12,7 @@ from synvirt.api.paging import Cursor, Number, number_of
 from synvirt.api.stream import Feed, Pace, Words, event_id_of
 from synvirt.migrations.intake import Intake
 from synvirt.model.job import Migration, Progress, ProgressUpdate
-from synvirt.model.kinds import ENDS, State
+from synvirt.model.kinds import ENDS, UNENDED, State
 from synvirt.store import Event
 from synvirt.store.documents import Unreadable, parsed, readable
 from synvirt.store.filters import Only
@@ -21,7 +21,7 @@ from synvirt.web.pages import HEADERS, Pages
 # The parts of the list, by the states of their jobs.
 Part = Literal["begun", "queued", "ended"]
 PARTS: Mapping[Part, Only] = {
-    "begun": Only(states=tuple(state for state in State if state not in {State.QUEUED, *ENDS})),
+    "begun": Only(states=tuple(state for state in UNENDED if state is not State.QUEUED)),
     "queued": Only(states=(State.QUEUED,)),
     "ended": Only(states=tuple(ENDS)),
 }

@@ -290,11 +290,11 @@ def watch(
     """
     import json
 
-    from synvirt.backups.model import ENDS, Status
+    from synvirt.backups.model import UNENDED
 
     with options.connect() as client:
         if run is None:
-            under_way = {"status": [str(status) for status in Status if status not in ENDS]}
+            under_way = {"status": [str(status) for status in UNENDED]}
             running = [item["id"] for item in json.loads(client.ask("GET", RUNS.path, params=under_way))["items"]]
             if not running:
                 print("No run is under way")

@@ -115,6 +115,6 @@ def _say(options: Options, disks: Any, output: TextIO) -> None:
         return
     for one in disks:
         print(f"{shown(one.target)}  {sized(one.size_bytes)}  {'  '.join(one.uris)}", file=output)
-    # Whoever expects a folder of files must learn that there is none yet. A shell may take the ? of a URI for a pattern.
+    # «mount» sounds like a folder of files. A shell may take the ? of a URI for a pattern.
     print("These are NBD exports, read-only, until Ctrl-C; no folder is mounted", file=output)
     print(f"A disk as a file: nbdfuse FOLDER {shlex.quote(disks[0].uris[0])}", file=output, flush=True)

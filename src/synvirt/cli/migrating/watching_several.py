@@ -15,7 +15,7 @@ from synvirt.cli.migrating.watching import described, stage
 from synvirt.cli.program import shown
 from synvirt.errors import ServiceUnreachable
 from synvirt.model.job import Migration
-from synvirt.model.kinds import ENDS, State
+from synvirt.model.kinds import UNENDED
 from synvirt.sizes import sized
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 ASK_EVERY_S = 1.0
 # The service's longest page: the queue has the newest jobs, and the running ones are the oldest of these.
 JOBS_MAX = 5000
-UNENDED = [str(state) for state in State if state not in ENDS]
 # As many as a terminal of 24 lines shows; the rest are counted.
 ROWS_MAX = 20
 
