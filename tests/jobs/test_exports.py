@@ -110,19 +110,7 @@ def test_qemus_user_reaches_the_sockets_of_any_user_and_umask(exports: ProcessEx
 def test_one_that_opens_its_disks_still_is_waited_for(exports: ProcessExports, source: RawSpec) -> None:
     """Of a service that was killed; and where it then does not serve, another does."""
     folder = exports.folder("job")
-    folder.mkdir(parents=True)
-    lock = folder / LOCK
-    lock.touch()
-    opening = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0); input()",
-            lock,
-        ],
-        stdin=subprocess.PIPE,
-    )
-    until(lambda: holder(folder) == opening.pid)
+    opening = _that_opens(folder)
     serving = threading.Thread(target=exports.serve, args=("job", [source]))
     serving.start()
     serving.join(0.5)
@@ -131,6 +119,32 @@ def test_one_that_opens_its_disks_still_is_waited_for(exports: ProcessExports, s
     serving.join(30)
     assert holder(folder) not in (None, opening.pid)
     assert _read(exports) == disk_content()
+
+
+def test_one_that_never_opens_its_disks_is_ended(
+    exports: ProcessExports, source: RawSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each later try would wait for it, and none would ever serve."""
+    opening = _that_opens(exports.folder("job"))
+    monkeypatch.setattr("synvirt.jobs.exports.SERVED_WITHIN_S", 0.1)
+    with pytest.raises(DiskReadFailed, match="do not open within"):
+        exports.serve("job", [source])
+    opening.communicate(timeout=30)
+    assert opening.returncode == -signal.SIGKILL
+    monkeypatch.undo()
+    exports.serve("job", [source])
+    assert _read(exports) == disk_content()
+
+
+def _that_opens(folder: Path) -> "subprocess.Popen[bytes]":
+    """A process that has the lock of an exporter and serves nothing, until its input ends."""
+    folder.mkdir(parents=True)
+    lock = folder / LOCK
+    lock.touch()
+    holds = "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0); sys.stdin.read()"
+    opening = subprocess.Popen([sys.executable, "-c", holds, lock], stdin=subprocess.PIPE)
+    until(lambda: holder(folder) == opening.pid)
+    return opening
 
 
 def test_where_no_process_can_be_started_it_is_an_error_of_ours(

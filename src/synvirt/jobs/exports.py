@@ -120,9 +120,17 @@ def _is_served(folder: Path) -> bool:
         if holder(folder, SERVES) is not None:
             return True
         if time.monotonic() > deadline:
-            raise DiskReadFailed(f"the disks of the source do not open within {SERVED_WITHIN_S:g} s")
+            raise _too_late(folder)
         time.sleep(LOOK_EVERY_S)
     return False
+
+
+def _too_late(folder: Path) -> DiskReadFailed:
+    """The error of disks that do not open. Ends the exporter that hangs over them: the next one would only wait for it."""
+    if (hanging := holder(folder)) is not None and holder(folder, SERVES) is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(hanging, signal.SIGKILL)
+    return DiskReadFailed(f"the disks of the source do not open within {SERVED_WITHIN_S:g} s")
 
 
 def holder(folder: Path, byte: int = LIVES) -> int | None:
@@ -148,7 +156,7 @@ def _start(order: ExportOrder) -> None:
             env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
         )
     except subprocess.TimeoutExpired as error:
-        raise DiskReadFailed(f"the disks of the source do not open within {SERVED_WITHIN_S:g} s") from error
+        raise _too_late(Path(order.folder)) from error
     if done.returncode == 0:
         return
     try:
