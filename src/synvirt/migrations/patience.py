@@ -141,6 +141,8 @@ async def patiently(job: Job, attempt: Callable[[Patience], Awaitable[T]], limit
         while True:
             try:
                 return await attempt(patience)
+            except DestinationAway:  # its whole step is called again: here it would be waited for twice
+                raise
             except tuple(PAUSES_S) as error:
                 await patience.wait(error)
 

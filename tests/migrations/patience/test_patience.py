@@ -1,12 +1,15 @@
 """What passes by itself costs a job nothing but time: a source that is away, another tool's backup, a changed password."""
 
+import asyncio
 import random
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from synvirt.destinations import DestinationAway
 from synvirt.errors import SynvirtError
 from synvirt.migrations import advance, hearing, patience
 from synvirt.migrations.patience import Patience
@@ -64,6 +67,22 @@ def test_a_trouble_that_lasts_too_long_is_the_job_s_end(house: House, trouble: s
     ended = house.run(job.id)
     assert (ended.state, code(ended.last_error)) == (State.FAILED, (CODES[trouble], True))
     assert house.platform.vm(VM)["power"] == "on"
+
+
+def test_a_destination_that_is_away_is_waited_for_by_the_whole_step_alone() -> None:
+    """What waits within the step would wait as long once more."""
+    tried: list[Patience] = []
+
+    async def attempt(patience: Patience) -> None:
+        tried.append(patience)
+        raise DestinationAway("nothing is mounted")
+
+    async def show_no_more() -> None: ...
+
+    job: Any = SimpleNamespace(show_no_more=show_no_more)
+    with pytest.raises(DestinationAway):
+        asyncio.run(patience.patiently(job, attempt, 60))
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize("trouble", ["snapshot_failed", "wrong_password"])
