@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.platforms.listed import row
-from bench.platforms.xen import Nowhere, Took, timed
+from bench.platforms.xen import Took, timed
 from synvirt.copying import copy
 from synvirt.disks import open_reader
+from synvirt.disks.passed import Nowhere
 from synvirt.disks.specs import DatastoreSpec
 from synvirt.programs import find
 from tests.running.ports import free_port

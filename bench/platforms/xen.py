@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.platforms.listed import listed_row, row, took
 from synvirt.copying import copy
 from synvirt.disks import open_reader
+from synvirt.disks.passed import Nowhere
 from synvirt.disks.specs import NbdTlsSpec
 from synvirt.live.xen.adapter import XenApi
 from tests.fakes.xenserver import XenServer, xenserver
@@ -50,20 +51,6 @@ def main() -> None:
             ratio = statistics.median(their) / statistics.median(our)
             row(f"NBD over TLS, nbdcopy{name}", their, "", ok=True)
             row(f"NBD over TLS, ours{name} ({ratio:.2f}x)", our, f">= {NBD_REACH}x", ok=ratio >= NBD_REACH)
-
-
-class Nowhere:
-    """Takes all and keeps nothing, as nbdcopy's `null:` does."""
-
-    max_writers = 64
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def write(self, offset: int, buffer: memoryview) -> None: ...
-    def zero(self, offset: int, length: int) -> None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
 
 
 Took = tuple[float, float]

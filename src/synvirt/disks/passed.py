@@ -22,7 +22,7 @@ def pass_over(
     """Reads the stream up to the offset `until`, in bytes. The arguments, and the errors, are those of `copy`."""
     copy(
         _Before(reader, until),
-        _Nowhere(reader.size),
+        Nowhere(reader.size),
         threads=1,
         bandwidth_bps=bandwidth_bps,
         shared=shared,
@@ -52,10 +52,10 @@ class _Before:
         """The stream is read on: it is its owner's to close."""
 
 
-class _Nowhere:
-    """A volume that keeps nothing."""
+class Nowhere:
+    """A volume that takes all and keeps nothing."""
 
-    max_writers = 1
+    max_writers = 64
 
     def __init__(self, size: int) -> None:
         self.size = size

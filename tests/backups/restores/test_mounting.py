@@ -148,13 +148,9 @@ def test_a_file_system_in_a_point_is_read_without_a_restore(tmp_path: Path) -> N
 
 
 def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
-    from tests.backups.house import House, disk_content
+    from tests.backups.house import disk_content
 
-    house = House(tmp_path)
-    house.image("web", disk_content())
-    (point,) = house.run(house.job("web")).restore_point_ids
-    house.close()
-    (tmp_path / "test.db").rename(tmp_path / "migrator.db")
+    point = _point_in(tmp_path)
     command = [sys.executable, "-m", "synvirt", "backup", "mount", str(point)[:8], "--data-dir", str(tmp_path), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "src"}) as child:
         try:
@@ -171,13 +167,7 @@ def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_served_and_how_to_read_it(tmp_path: Path) -> None:
-    from tests.backups.house import House, disk_content
-
-    house = House(tmp_path)
-    house.image("web", disk_content())
-    (point,) = house.run(house.job("web")).restore_point_ids
-    house.close()
-    (tmp_path / "test.db").rename(tmp_path / "migrator.db")
+    point = _point_in(tmp_path)
     command = [sys.executable, "-m", "synvirt", "backup", "mount", str(point), "--data-dir", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "src"}) as child:
         try:
@@ -195,3 +185,15 @@ def test_the_command_says_what_is_served_and_how_to_read_it(tmp_path: Path) -> N
                 assert child.wait(60) == 0
             finally:
                 child.kill()
+
+
+def _point_in(data_dir: Path) -> UUID:
+    """A restore point in the data folder of a service that has ended."""
+    from tests.backups.house import House, disk_content
+
+    house = House(data_dir)
+    house.image("web", disk_content())
+    (point,) = house.run(house.job("web")).restore_point_ids
+    house.close()
+    (data_dir / "test.db").rename(data_dir / "migrator.db")
+    return point

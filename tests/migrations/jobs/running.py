@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import KIB, MIB
@@ -47,6 +49,14 @@ def crash_when(house: House, happened: Callable[[], bool]) -> Callable[[], None]
         house.store.on_commit = committed
 
     return committed
+
+
+def run_until_death(house: House, job: Migration, happened: Callable[[], bool]) -> None:
+    """The service dies at the first commit after which `happened()` is True."""
+    house.store.on_commit = crash_when(house, happened)
+    with pytest.raises(Died, match="died"):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
 
 
 def flushed(house: House, job: Migration) -> bool:

@@ -19,7 +19,17 @@ from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan, states
-from tests.migrations.jobs.running import DISK, Died, crash_when, error_code, flushed, run, some_disk, source_bytes
+from tests.migrations.jobs.running import (
+    DISK,
+    Died,
+    crash_when,
+    error_code,
+    flushed,
+    run,
+    run_until_death,
+    some_disk,
+    source_bytes,
+)
 from tests.patience import quick_tries
 
 
@@ -271,10 +281,7 @@ def test_a_source_powered_on_while_the_service_was_away_is_copied_once_more(hous
         now = house.store.get(job.id)
         return now.state == State.CUTTING_OVER and now.passes[-1].kind == "final"
 
-    house.store.on_commit = crash_when(house, in_the_final_pass)
-    with pytest.raises(BaseException, match="died"):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
+    run_until_death(house, job, in_the_final_pass)
     house.platform.power(VM, "on")
     assert house.platform.guest_writes(VM, DISK, MIB, b"written after the final snapshot")
     ended = house.run(job.id)
@@ -286,10 +293,7 @@ def test_a_source_powered_on_while_the_service_was_away_is_copied_once_more(hous
 def test_a_volume_that_is_removed_during_the_first_pass_is_copied_again(house: House) -> None:
     house.platform.add_vm(VM, {DISK: some_disk()})
     job = house.intake.submit(live_plan())
-    house.store.on_commit = crash_when(house, lambda: flushed(house, job))
-    with pytest.raises(BaseException, match="died"):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
+    run_until_death(house, job, lambda: flushed(house, job))
     house.volume(house.store.get(job.id)).unlink()
     ended = house.run(job.id)
     assert ended.state == State.COMPLETED
@@ -299,10 +303,7 @@ def test_a_volume_that_is_removed_during_the_first_pass_is_copied_again(house: H
 def test_a_cancelled_job_names_no_volume_that_is_gone(house: House) -> None:
     house.platform.add_vm(VM, {DISK: some_disk()})
     job = house.intake.submit(live_plan())
-    house.store.on_commit = crash_when(house, lambda: flushed(house, job))
-    with pytest.raises(BaseException, match="died"):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
+    run_until_death(house, job, lambda: flushed(house, job))
     made = house.volume(house.store.get(job.id))
     assert made.exists()
     house.intake.cancel(job.id)
@@ -320,10 +321,7 @@ def test_a_volume_that_is_removed_after_the_first_pass_fails_its_job(house: Hous
         now = house.store.get(job.id)
         return bool(now.state == state and now.passes and now.passes[0].finished_at is not None)
 
-    house.store.on_commit = crash_when(house, first_pass_is_done)
-    with pytest.raises(BaseException, match="died"):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
+    run_until_death(house, job, first_pass_is_done)
     house.volume(house.store.get(job.id)).unlink()
     ended = house.run(job.id)
     assert (ended.state, error_code(ended)) == (State.FAILED, "E_MIG_DISK_WRITE_FAILED")

@@ -20,7 +20,7 @@ from synvirt.sizes import KIB, MIB
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.house import House, offline_plan, states
-from tests.migrations.jobs.running import DISK, crash_when, error_code, flushed, imported, run, some_disk
+from tests.migrations.jobs.running import DISK, error_code, flushed, imported, run, run_until_death, some_disk
 from tests.patience import quick_tries
 
 # ── offline ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,10 +126,7 @@ def test_a_service_that_dies_while_it_converts_converts_once(tmp_path: Path, fin
         conversion = house.store.get(job.id).conversion
         return conversion is not None and (not finished or conversion.finished_at is not None)
 
-    house.store.on_commit = crash_when(house, so_far)
-    with pytest.raises(BaseException, match="died"):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
+    run_until_death(house, job, so_far)
     ended = house.run(job.id)
     assert ended.state == State.COMPLETED, ended.last_error
     assert house.volume(ended).read_bytes() == MARK + content[DISK][len(MARK) :]
@@ -212,10 +209,7 @@ def test_an_archive_that_changes_while_the_service_is_down_is_not_mixed(house: H
     """Half of one export and half of another is a disk that never was."""
     folder = imported(house)
     job = house.intake.submit(offline_plan(folder))
-    house.store.on_commit = crash_when(house, lambda: flushed(house, job))
-    with pytest.raises(BaseException, match="died"):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
+    run_until_death(house, job, lambda: flushed(house, job))
     (folder / f"{DISK}.raw").write_bytes(some_disk(seed=99))
     ended = house.run(job.id)
     assert (ended.state, error_code(ended)) == (State.FAILED, "E_MIG_DISK_READ_FAILED")
@@ -268,10 +262,7 @@ def test_a_volume_that_is_removed_while_the_service_is_down_is_copied_again(hous
         passes = house.store.get(job.id).passes
         return flushed(house, job) and (not finished or passes[-1].finished_at is not None)
 
-    house.store.on_commit = crash_when(house, copied)
-    with pytest.raises(BaseException, match="died"):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
+    run_until_death(house, job, copied)
     stopped = house.store.get(job.id)
     assert stopped.state == State.COPYING_FULL
     house.volume(stopped).unlink()
@@ -293,10 +284,7 @@ def test_no_volume_is_made_below_a_file_system_that_is_not_mounted_yet(tmp_path:
         house = House(tmp_path, destination=DirectoryDestination(point / "volumes", mount_point=point))
         job = house.intake.submit(offline_plan(imported(house, {DISK: some_disk()})))
         with mounted(point, "--bind", str(kept)):
-            house.store.on_commit = crash_when(house, lambda: flushed(house, job))
-            with pytest.raises(BaseException, match="died"):
-                house.run(job.id)
-            house.store.on_commit = lambda: None
+            run_until_death(house, job, lambda: flushed(house, job))
         waited: list[Path] = []
 
         def mount_late() -> None:
