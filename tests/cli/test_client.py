@@ -1,5 +1,6 @@
 """The client's own work: reading the stream as it may come, and answers that are not the service's."""
 
+import itertools
 import json
 import os
 import pty
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.cli.client import LINE_LIMIT_CHARS, Client, StreamEvent, _events
+from synvirt.cli.client import Client, StreamEvent, _events
 from synvirt.errors import (
     AuthFailed,
     BackupUnauthorized,
@@ -35,6 +36,11 @@ from tests.cli.conftest import Run
 from tests.fakes.service import Service
 from tests.needs import need_root
 
+
+def _answer(parts: Iterable[bytes]) -> httpx.Response:
+    return httpx.Response(200, headers={"Content-Type": "text/event-stream; charset=utf-8"}, content=iter(parts))
+
+
 DATA = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1)
 
 
@@ -46,21 +52,30 @@ def test_what_the_service_writes_is_read_back(events: list[tuple[str, str, int |
     for name, data, id_ in events:
         wire += format_sse_event(comment="between")
         wire += format_sse_event(event=name, data_str=data, id=str(id_) if id_ is not None else None)
-    assert list(_events(iter(wire.decode().split("\n")))) == [StreamEvent(*event) for event in events]
+    last: int | None = None
+    expected = [StreamEvent(name, data, last := last if id_ is None else id_) for name, data, id_ in events]
+    assert list(_events(_answer(wire[i : i + 7] for i in range(0, len(wire), 7)), "the service")) == expected
 
 
 @given(st.lists(st.text()))
 def test_any_lines_at_all_are_no_trouble(lines: list[str]) -> None:
-    list(_events(iter(lines)))
+    list(_events(_answer(f"{line}\n".encode() for line in lines), "the service"))
 
 
 def test_an_event_that_was_cut_off_is_none() -> None:
-    assert list(_events(iter(["event: migration", "data: {", "id: 3"]))) == []
+    assert list(_events(_answer([b"event: migration\n", b"data: {\n", b"id: 3\n"]), "the service")) == []
 
 
-def test_a_line_without_end_is_refused() -> None:
-    with pytest.raises(Internal):
-        list(_events(iter(["data: " + "x" * LINE_LIMIT_CHARS])))
+@pytest.mark.parametrize("part", [b"x" * (1 << 20), b"data: x\n" * (1 << 17)], ids=["line", "event"])
+def test_an_event_without_end_is_refused(part: bytes) -> None:
+    with pytest.raises(Internal, match="an event that a SynVirt service does not send"):
+        list(_events(_answer(itertools.chain([b"data: "], itertools.repeat(part))), "the service"))
+
+
+def test_a_page_is_not_a_stream() -> None:
+    page = httpx.Response(200, headers={"Content-Type": "text/html"}, content=b"data: 1\n\n")
+    with pytest.raises(Internal, match="answered something other than events"):
+        list(_events(page, "the service"))
 
 
 @pytest.mark.parametrize("method", ["ask", "send"])

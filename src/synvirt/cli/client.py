@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 from uuid import UUID
 
 import httpx
@@ -45,7 +45,7 @@ STREAM_TIMEOUT_S = 45.0
 PATIENCE_S = 120.0
 RECONNECT_EVERY_S = 1.0
 # An event is a Migration: its manifest and domain XML are well below this. A peer that sends more is not the service.
-LINE_LIMIT_CHARS = 16 << 20
+EVENT_LIMIT_CHARS = 16 << 20
 # Nothing at an address that every service has.
 _ELSEWHERE = (
     "its base_url is another, or its version: --config or SYNVIRT_BASE_URL names the base_url, and with --server "
@@ -55,7 +55,7 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """`event` is migration, run or progress; `data` is JSON text; progress has no `id`."""
+    """`event` is migration, run or progress; `data` is JSON text; `id` is of the last event that had one (progress: none)."""
 
     event: str
     data: str
@@ -254,7 +254,7 @@ class Client(AbstractContextManager["Client"]):
                 if response.status_code != 200:
                     response.read()
                     raise _refusal(response, self._where)
-                yield from _events(_lines(response.iter_text()))
+                yield from _events(response, self._where)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -371,34 +371,30 @@ def _stranger(where: str, answer: str) -> Internal:
     return Internal(f"{where} answered {answer}, and not as a SynVirt service does", hint="check the address")
 
 
-def _lines(text: Iterator[str]) -> Iterator[str]:
-    """Splits only at line feeds: httpx also splits at U+2028, which a VM's name may contain."""
-    rest = ""
-    for part in text:
-        *whole, rest = (rest + part).split("\n")
-        yield from (line.removesuffix("\r") for line in whole)
-        if len(rest) > LINE_LIMIT_CHARS:
-            raise Internal("the stream has a line that a SynVirt service does not send")
+class _Bounded:
+    """What httpx-sse asks of an answer, with a limit: it would keep an event without an end in memory."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.headers, self._parts = response.headers, response.iter_text()
+
+    def iter_text(self) -> Iterator[str]:
+        length = 0
+        for part in self._parts:
+            # An empty line ends an event.
+            end = max(part.rfind("\n\n"), part.rfind("\n\r\n"))
+            length = len(part) - end if end >= 0 else length + len(part)
+            if length > EVENT_LIMIT_CHARS:
+                raise Internal("the stream has an event that a SynVirt service does not send")
+            yield part
 
 
-def _events(lines: Iterator[str]) -> Iterator[StreamEvent]:
-    """Server-sent events (WHATWG HTML, section 9.2.6), as far as the service uses them."""
-    name, data, id_ = "message", "", None
-    for line in lines:
-        if len(line) > LINE_LIMIT_CHARS:
-            raise Internal("the stream has a line that a SynVirt service does not send")
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        match field:
-            case "event":
-                name = value
-            case "data":
-                data += value
-            case "id" if value.isdecimal():
-                id_ = int(value)
-            case "" if not line:
-                if data:
-                    yield StreamEvent(name, data, id_)
-                name, data, id_ = "message", "", None
-            case _:
-                pass  # a comment, or a field of a later version
+def _events(response: httpx.Response, where: str) -> Iterator[StreamEvent]:
+    """Server-sent events (WHATWG HTML, section 9.2.6)."""
+    from httpx_sse import EventSource, SSEError
+
+    try:
+        for event in EventSource(cast(httpx.Response, _Bounded(response))).iter_sse():
+            if event.data:  # a comment between two events ends with an empty line, too
+                yield StreamEvent(event.event or "message", event.data, int(event.id) if event.id.isdecimal() else None)
+    except SSEError as error:
+        raise _stranger(where, "something other than events") from error
