@@ -205,6 +205,16 @@ def test_a_guest_that_ran_and_whose_libvirtd_was_restarted_may_run_on_another_ho
     assert domain.asked == []
 
 
+@pytest.mark.parametrize(("state", "reason"), [("PAUSED", "PAUSED_IOERROR"), ("PMSUSPENDED", "PMSUSPENDED_UNKNOWN")])
+def test_a_guest_that_is_suspended_while_it_is_asked_loses_nothing(libvirt: Any, state: str, reason: str) -> None:
+    domain = Domain((getattr(libvirt, f"VIR_DOMAIN_{state}"), getattr(libvirt, f"VIR_DOMAIN_{reason}")))
+    with pytest.raises(Conflict, match="is suspended"):
+        domains.shut_down(domain, 0, lambda: False)
+    assert domain.isActive()
+    domains.shut_down(domain, 0, lambda: False, "force")
+    assert not domain.isActive()
+
+
 def test_a_guest_that_we_shut_down_is_off_though_libvirtd_was_restarted_since(libvirt: Any) -> None:
     domain = Domain((libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_BOOTED))
     domains.note_running(domain)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from proxmoxer import ProxmoxAPI, ResourceException
 
-from synvirt.errors import AuthFailed, BadRequest, CbtUnsupported, Internal, SourceUnreachable, VmNotFound
+from synvirt.errors import AuthFailed, BadRequest, CbtUnsupported, Conflict, Internal, SourceUnreachable, VmNotFound
 from synvirt.live import GuestStaysOn, SourceAccess
 from synvirt.live.holding import Hold
 from synvirt.live.proxmox import api as pve_api_module
@@ -28,6 +28,7 @@ from synvirt.live.ssh import Door
 from tests.contracts.live import in_session
 from tests.fakes.pve.cluster import PRIVILEGES, Cluster, Paper, Refused, User
 from tests.fakes.pve.server import PveServer
+from tests.migrations.jobs.running import Died
 
 T = TypeVar("T")
 TOKEN = {"token_id": "mover@pve!synvirt", "token_secret": "t0ken"}
@@ -433,10 +434,6 @@ class Monitored(Stubborn):
         return {"status": self.status(100)}
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.fixture
 def stopped(server: PveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitored, SourceAccess]:
     """A guest that a service has stopped, and that was killed before it powered the guest off."""
@@ -448,11 +445,11 @@ def stopped(server: PveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     given = replace(access(server, {**TOKEN, "ssh_password": "s3cret"}, backup_access=False), folder=tmp_path / "adapter")
 
     def killed(*_: object) -> None:
-        raise Killed
+        raise Died
 
     with monkeypatch.context() as patched:
         patched.setattr(farewell, "changes", killed)
-        with pytest.raises(Killed):
+        with pytest.raises(Died):
             ask(given, lambda adapter: adapter.shutdown("100"))
     assert machines.paused == {100}
     monkeypatch.setattr(farewell, "changes", lambda *_: {"synvirt-a-1.scsi0": [(0, 512)]})
@@ -488,6 +485,8 @@ def test_a_guest_that_was_started_since_and_is_paused_was_paused_by_somebody(
     machines, given = stopped
     server.cluster.note("qmstart", server.cluster.vms[100])
     assert ask(given, lambda adapter: adapter.inspect("100")).power_state == "suspended"
+    with pytest.raises(Conflict, match="is suspended"):
+        ask(given, lambda adapter: adapter.shutdown("100", timeout_s=0.0))
     assert machines.is_running(100)
 
 

@@ -21,7 +21,7 @@ from synvirt.errors import (
     SnapshotFailed,
     SourceUnreachable,
 )
-from synvirt.live import SnapshotRef, stays_on
+from synvirt.live import SnapshotRef, stands_still, stays_on
 from synvirt.live.holding import FROZEN_MOST_S, Hold
 from synvirt.live.proxmox import backup_access, bitmaps, farewell
 from synvirt.live.proxmox.cluster import SETTLE_S, Cluster
@@ -340,6 +340,8 @@ class Reading:
                 polite = upid is not None and self._gone_off(upid, timeout_s, watched=watched)
                 if not polite and manner == "hold":
                     raise stays_on(self.what, timeout_s)
+                if not polite and manner == "polite" and power_state(self._cluster.status(self._row)) == "suspended":
+                    raise stands_still(self.what)
             if not polite and watched:
                 self._notes.stop(self.vm_id, last_start, upid)
             areas = self._farewell(polite=polite) if watched else {}
