@@ -365,6 +365,7 @@ def _woken(house: House, mode: str, moment: int) -> bool:
     if died := seen > moment:
         house.platform.power(VM, "on")
         assert house.platform.guest_writes(VM, DISK, 64 * KIB, b"written after it was off")
+        assert house.platform.guest_writes(VM, DISK, 512 * KIB, bytes(64 * KIB))  # over data
         ended = house.run(job.id)
         if ended.state == State.COMPLETED:
             assert house.volume(ended).read_bytes() == source_bytes(house), f"at moment {moment}"
