@@ -64,3 +64,18 @@ def test_functions_of_one_code_keep_what_differs() -> None:
     one, other = app(1, 11, "one", lambda: "by one"), app(5, 15, "other", lambda: "by other")
     assert asyncio.run(answers(one)) == (["one", "by one", 1, 11], 200)
     assert asyncio.run(answers(other)) == (["other", "by other", 1, 15], 422)
+
+
+def test_what_a_task_returns_is_not_written_out() -> None:
+    written: list[object] = []
+
+    class Vast:
+        def __repr__(self) -> str:
+            written.append(self)
+            return "vast"
+
+    async def made() -> Vast:
+        return Vast()
+
+    asyncio.run(made())
+    assert written == []
