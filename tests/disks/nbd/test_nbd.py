@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import nbd as libnbd
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -24,8 +26,10 @@ from cryptography.x509.oid import NameOID
 from synvirt.blocks import Extent, coalesced
 from synvirt.buffers import new_buffer
 from synvirt.disks import open_reader
+from synvirt.disks.nbd import held
 from synvirt.disks.nbd import reader as nbd
 from synvirt.disks.nbd.reader import NbdReader
+from synvirt.disks.nbd.silence import Watch
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
@@ -105,6 +109,16 @@ def tracked(tmp_path: Path) -> Path:
     qemu("qemu-img", "bitmap", "--add", "-g", "64k", "disk.qcow2", "since", cwd=tmp_path)
     qemu("qemu-io", "-f", "qcow2", "-c", "write -P 2 1M 256k", "-c", "write -z 4M 64k", "disk.qcow2", cwd=tmp_path)
     return tmp_path / "disk.qcow2"
+
+
+def test_a_hole_is_zeros_only_where_the_server_says_that_too() -> None:
+    """A range that was discarded on a device is a hole whose old bytes may still be there (NBD_STATE_HOLE without ZERO)."""
+    reader = NbdReader.__new__(NbdReader)
+    hole, zero = libnbd.STATE_HOLE, libnbd.STATE_ZERO
+    told = [(0, KIB, hole), (KIB, 2 * KIB, hole | zero), (2 * KIB, 3 * KIB, zero), (3 * KIB, 4 * KIB, 0)]
+    reader._bitmap, reader._has_allocation, reader.size = None, True, 4 * KIB
+    reader._pool = cast(Any, SimpleNamespace(ask=lambda *_: [told]))
+    assert list(reader.extents()) == [Extent(0, KIB), Extent(KIB, 2 * KIB, zero=True), Extent(3 * KIB, KIB)]
 
 
 def test_a_dirty_bitmap_is_all_the_extents_there_are(tracked: Path) -> None:
@@ -196,6 +210,58 @@ def test_an_error_of_the_server_names_the_offset_and_the_rest_is_still_read(disk
         trigger.unlink()
         assert read_all(reader) == disk.read_bytes()
         reader.close()
+
+
+class Failing:
+    """A connection whose requests for some offsets fail; each turn of `poll` answers one of those that are open."""
+
+    def __init__(self, *, tls: bool, failing: int) -> None:
+        self.tls, self.failing, self.open = tls, failing, list[int]()
+        self.near, self.far = socket.socketpair()
+
+    def get_block_size(self, _: int) -> int:
+        return 0
+
+    def get_tls_negotiated(self) -> bool:
+        return self.tls
+
+    def aio_get_fd(self) -> int:
+        return self.near.fileno()
+
+    def aio_pread(self, _: object, offset: int) -> int:
+        self.open.append(offset)
+        return offset
+
+    def aio_in_flight(self) -> int:
+        return len(self.open)
+
+    def poll(self, _: int) -> int:
+        self.open.pop()
+        return 1
+
+    def aio_command_completed(self, cookie: int) -> bool:
+        self._refuse(cookie)
+        return True
+
+    def pread(self, length: int, offset: int) -> bytes:
+        self._refuse(offset)
+        return bytes(length)
+
+    def _refuse(self, offset: int) -> None:
+        if offset == self.failing:
+            raise libnbd.Error("Input/output error", 5)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("lasts", [False, True])
+@pytest.mark.parametrize("part", range(4))
+def test_whichever_part_of_a_read_fails_it_fails_and_nothing_still_comes(part: int, *, lasts: bool, tls: bool) -> None:
+    handle = Failing(tls=tls, failing=part * 256 * KIB)
+    pool: Any = SimpleNamespace(pieces=held.Pieces(), watch=Watch(60.0))
+    with handle.near, handle.far, pytest.raises(libnbd.Error, match="Input/output"):
+        nbd._read(handle, 0, new_buffer(MIB) if lasts else memoryview(bytearray(MIB)), MIB, pool)
+    pool.watch.close()
+    assert handle.open == []
 
 
 def test_an_error_about_extents_names_the_offset(disk: Path) -> None:
