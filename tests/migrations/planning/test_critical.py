@@ -13,7 +13,9 @@ from synvirt.migrations.planning.foreseen import dry_run
 from synvirt.model.kinds import State
 from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.sizes import MIB, sized
-from tests.house import House, offline_plan
+from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
+from tests.house import VM, House, live_plan, offline_plan
 from tests.offline import appliances
 
 
@@ -90,6 +92,27 @@ def test_which_concerns_refuse(ids: list[str], fields: dict[str, Any], refused: 
         return
     with pytest.raises(InvalidPlan, match=rf"web has {len(refused)} critical concerns?: {', '.join(refused)}\. l: a"):
         refuse_critical(plan, manifest)
+
+
+def test_a_critical_concern_that_only_the_job_sees_fails_it_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A platform that was away when the plan was submitted, or a VM that was changed since."""
+    house = House(tmp_path, workers=in_process)
+    house.platform.add_vm(VM, {"disk-0": bytes(MIB)})
+    job = house.intake.submit(live_plan())
+    inspect = FakeAdapter.inspect
+
+    async def changed(adapter: FakeAdapter, vm_id: str) -> VmManifest:
+        return (await inspect(adapter, vm_id)).model_copy(update={"concerns": (concern("shared-bus"),)})
+
+    monkeypatch.setattr(FakeAdapter, "inspect", changed)
+    ended = house.run(job.id)
+    assert (ended.state, ended.passes) == (State.FAILED, ())
+    assert ended.last_error is not None
+    assert (ended.last_error.code, "shared-bus" in ended.last_error.message) == ("E_MIG_INVALID_PLAN", True)
+    assert house.leftovers(VM) == []
+    house.close()
 
 
 # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
