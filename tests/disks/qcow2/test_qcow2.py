@@ -349,6 +349,8 @@ L1, L2, DATA = 0x30000, 0x40000, 0x50000  # where QEMU puts them in a new image 
     ("at", "entry", "error", "message"),
     [
         (L1, 1 << 50, MalformedArchive, "outside the file"),
+        # It begins where the file ends.
+        (L1 + 8, (1 << 63) | (DATA + 64 * KIB), MalformedArchive, "for guest offset 536870912, lies outside"),
         (L1, L2 + 512, MalformedArchive, "boundary"),
         (L1, L1, MalformedArchive, "over the L1 table"),
         (L1 + 8, (1 << 63) | L2, MalformedArchive, "two entries of the L1 table"),
