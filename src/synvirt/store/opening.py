@@ -1,8 +1,8 @@
 """Opens the database of a URL: SQLite in the service's own file, or PostgreSQL; with the limits of each."""
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,82 @@ POSTGRESQL_LIMITS = {
     "options": "-c idle_in_transaction_session_timeout=20s",
 }
 
+# In the info of a connection to SQLite: its next transaction writes.
+WRITES = "writes"
+# So many connections to SQLite rest between transactions; the others go back to the pool.
+RESTING = 5
+
 
 class SqliteDialect(SQLiteDialect_pysqlite):
-    """SQLite, whose transactions begin as their connection's option `writes` says.
+    """SQLite, whose transactions begin as `writes` in their connection's info says.
 
     The driver is asked directly. With a listener of its event "begin", SQLAlchemy looks for listeners at each step of each
     statement: that took a seventh of the processor time of a small job."""
 
     supports_statement_cache = True
 
-    def set_connection_execution_options(self, connection: Connection, opts: Mapping[str, Any]) -> None:
-        """Keeps `writes` for the connection's next beginning."""
-        super().set_connection_execution_options(connection, opts)
-        connection.connection.info["writes"] = opts.get("writes", False)
-
     def do_begin(self, dbapi_connection: PoolProxiedConnection) -> None:
         """Begins a transaction: one that writes takes the lock at once."""
         # A deferred transaction that reads first and writes later would fail at once when another wrote in between.
-        writes = dbapi_connection.info.pop("writes", False)
+        writes = dbapi_connection.info.pop(WRITES, False)
         dbapi_connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN").close()
 
 
 registry.register("sqlite.synvirt", __name__, SqliteDialect.__name__)
+
+
+class Connections:
+    """The connections of an engine, each for one transaction at a time.
+
+    Those to SQLite rest between transactions. To take one out of SQLAlchemy's pool, wrap it and put it back takes longer than
+    SQLite takes for most transactions. Those to PostgreSQL go back to the pool, which looks whether they are still good."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._rest = engine, engine.dialect.name == "sqlite"
+        # Threads take from its end and put there; each of that is one step.
+        self._resting: list[Connection] = []
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection whose transaction begins with the first statement, and is rolled back."""
+        if not self._rest:
+            with self._engine.connect() as connection:
+                yield connection
+            return
+        try:
+            connection = self._resting.pop()
+        except IndexError:
+            connection = self._engine.connect()
+        try:
+            yield connection
+            connection.rollback()
+        except BaseException:
+            connection.close()
+            raise
+        self._resting.append(connection)
+        self._close_down_to(RESTING if self._rest else 0)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A connection in a transaction that writes; it is committed at the end."""
+        with self.reading() as connection:
+            connection.info[WRITES] = True
+            with connection.begin():
+                yield connection
+
+    def close(self) -> None:
+        """What is in a transaction is closed at its end."""
+        self._rest = False
+        self._close_down_to(0)
+        self._engine.dispose()
+
+    def _close_down_to(self, resting: int) -> None:
+        while len(self._resting) > resting:
+            with suppress(IndexError):  # another thread was faster
+                connection = self._resting.pop()
+                if not self._rest:  # a pool that was disposed of would keep it open
+                    connection.detach()
+                connection.close()
 
 
 def opened(url: str) -> Engine:

@@ -47,7 +47,7 @@ from synvirt.store.migration_rows import (
     rewrite,
     row_of,
 )
-from synvirt.store.opening import opened
+from synvirt.store.opening import Connections, opened
 from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
@@ -90,6 +90,7 @@ class Store:
 
     def __init__(self, url: str, *, on_commit: Callable[[], None] = lambda: None) -> None:
         self._engine = opened(url)
+        self._connections = Connections(self._engine)
         self.on_commit = on_commit
         self.uploads = UploadRows(reading=self._reading, writing=self._writing)
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
@@ -107,15 +108,15 @@ class Store:
         self._fence: Fence | None = None
         self._adding = threading.Lock()
         try:
-            with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
+            with self._connections.writing() as connection:
                 # The hosts of a fleet may start together. One of them upgrades, and the others wait.
                 one_at_a_time(connection, UPGRADE_LOCK)
                 upgrade(connection)
         except SQLAlchemyError as error:
-            self._engine.dispose()
+            self._connections.close()
             raise _persist_failed(error) from error
         except PersistFailed:
-            self._engine.dispose()
+            self._connections.close()
             raise
 
     @property
@@ -124,7 +125,7 @@ class Store:
         return self._engine.dialect.name == "postgresql"
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._connections.close()
 
     def write_under(self, fence: Fence | None) -> None:
         """From now on a transaction that writes raises LeaseLost when the host's epoch has changed. None: no check."""
@@ -374,7 +375,7 @@ class Store:
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         try:
-            with self._engine.connect() as connection:
+            with self._connections.reading() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise _persist_failed(error) from error
@@ -398,7 +399,7 @@ class Store:
     @contextmanager
     def _unfenced(self) -> Iterator[Connection]:
         try:
-            with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
+            with self._connections.writing() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise _persist_failed(error) from error
