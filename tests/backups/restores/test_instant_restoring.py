@@ -16,7 +16,7 @@ import pytest
 
 from synvirt.backups import runs, working
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest, Status
-from synvirt.backups.restores import instant
+from synvirt.backups.restores import instant, new_domain
 from synvirt.backups.working import Copying
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.nbd.reader import NbdReader
@@ -476,3 +476,23 @@ def test_a_volume_that_is_removed_while_the_service_is_down_is_copied_again(
     run = ended(place.backups, restored.id)
     assert run.status == "completed"
     assert volume.read_bytes() == disk_content()
+
+
+def test_a_definition_that_was_accepted_is_not_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the service killed while it tries one, the next would take that for the restored guest, which has no TPM yet."""
+    copied, put_tpm = threading.Event(), new_domain.put_tpm
+
+    def ends(*_: object) -> None:
+        copied.set()
+        until(lambda: place.backups.runs._closing)
+        raise Cancelled
+
+    monkeypatch.setattr(new_domain, "put_tpm", ends)
+    restored = place.restore(instant=False)
+    assert copied.wait(60)
+    place.close()
+    monkeypatch.setattr(new_domain, "put_tpm", put_tpm)
+    monkeypatch.setattr(place.hypervisor, "undefine", pytest.fail)
+    place.begin()
+    assert ended(place.backups, restored.id).status is Status.COMPLETED
+    assert restored.guest.running

@@ -80,7 +80,9 @@ class NewDomain:
         volumes = self._volumes(copying, disks)
         defined = self._over(under_way, domain, volumes.places(), point, request)
         self._ledger.record(run_id, "domain", str(run_id))
-        self._try(defined)
+        # Once all is copied, a domain is the restored one, to the service after this one too: none is only tried then.
+        if not copying.have_all(disks):
+            self._try(defined)
         under_way.move(Status.TRANSFERRING)
         for target, disk in disks.items():
             writer = volumes.open(target, disk.size_bytes)
