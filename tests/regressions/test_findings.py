@@ -12,9 +12,10 @@ from base64 import b64encode
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
-from synvirt.cli.client import _events, _lines
+from synvirt.cli.client import _events
 from synvirt.disks import detect, open_reader
 from synvirt.disks.vsphere.vddk import _check_libdir
 from synvirt.errors import MalformedArchive, RepositoryDamaged, UnsupportedFormat
@@ -127,26 +128,25 @@ def test_behind_a_proxy_the_caller_is_who_the_proxy_says(tmp_path: Path) -> None
 
     for proxies, others_wait in (("127.0.0.0/8", False), ("", True)):
         service = Service(tmp_path / f"{others_wait}", check_password=Throttled(only_admin), tls=False, trusted_proxies=proxies)
-        with service.served() as server:
-            import httpx
+        with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as client:
 
-            with httpx.Client(base_url=server.address, timeout=60) as client:
+            def ask(password: str, address: str, client: httpx.Client = client) -> httpx.Response:
+                auth = httpx.BasicAuth("admin" if password == "correct horse" else "guesser", password)
+                # The last one is what the proxy itself has added.
+                return client.get("/metrics", auth=auth, headers={"X-Forwarded-For": f"192.0.2.99, {address}"})
 
-                def ask(password: str, address: str, client: httpx.Client = client) -> httpx.Response:
-                    auth = httpx.BasicAuth("admin" if password == "correct horse" else "guesser", password)
-                    # The last one is what the proxy itself has added.
-                    return client.get("/metrics", auth=auth, headers={"X-Forwarded-For": f"192.0.2.99, {address}"})
-
-                for _ in range(FAILURES_ALLOWED):
-                    assert ask("wrong", "192.0.2.1").status_code == 401
-                assert "too many" in ask("wrong", "192.0.2.1").text
-                assert ("too many" in ask("correct horse", "192.0.2.2").text) is others_wait
+            for _ in range(FAILURES_ALLOWED):
+                assert ask("wrong", "192.0.2.1").status_code == 401
+            assert "too many" in ask("wrong", "192.0.2.1").text
+            assert ("too many" in ask("correct horse", "192.0.2.2").text) is others_wait
         service.close()
 
 
 def test_a_line_of_the_stream_ends_at_line_feeds_alone() -> None:
     data = '{"name": "web\u2028data: x\x85\u2029"}'
-    [event] = _events(_lines(iter([f"event: migration\ndata: {data}\n\n"])))
+    stream = f"event: migration\ndata: {data}\n\n".encode()
+    answer = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
+    [event] = _events(answer, "the service")
     assert event.data == data
 
 
