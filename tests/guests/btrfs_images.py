@@ -44,6 +44,8 @@ def mounted(images: Sequence[Path], at: Path, options: str, *made_with: str) -> 
         devices = "".join(f",device={loop}" for loop in loops[1:])
         subprocess.run(["mount", "-t", "btrfs", "-o", options + devices, loops[0], at], check=True)
         left.callback(_run, "umount", str(at))
+        # Where a process that began meanwhile has the mount in a namespace of its own, umount writes nothing.
+        left.callback(_run, "sync", "-f", str(at))
         yield at
 
 

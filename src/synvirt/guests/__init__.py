@@ -4,14 +4,16 @@ A **preparer** changes in it what must change before it runs here (`virt_v2v.py`
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from synvirt.errors import V2vFailed
-from synvirt.model.job import MessageKind
-from synvirt.model.machine import VmManifest
+
+if TYPE_CHECKING:  # they load pydantic, which what reads a guest's disks in a cage does not need
+    from synvirt.model.job import MessageKind
+    from synvirt.model.machine import VmManifest
 
 # Gets the tool's messages as they come.
-OnMessage = Callable[[MessageKind, str], None]
+OnMessage = Callable[["MessageKind", str], None]
 
 
 class AdoptFailed(V2vFailed):
@@ -36,12 +38,12 @@ class GuestPreparer(Protocol):
 
     tool: ClassVar[str]
 
-    def wants(self, manifest: VmManifest) -> bool: ...
+    def wants(self, manifest: "VmManifest") -> bool: ...
     def check(self) -> None: ...
     def convert(
         self,
         name: str,
-        manifest: VmManifest,
+        manifest: "VmManifest",
         devices: list[str],
         on_message: OnMessage,
         stop: Callable[[], bool],

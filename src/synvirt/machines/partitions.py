@@ -7,12 +7,14 @@ not a proof: a disk without a table says nothing, and nothing here refuses a dis
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import SynvirtError
-from synvirt.machines.guest_os import Family
+
+if TYPE_CHECKING:  # it loads pydantic, which what reads a guest's disks in a cage does not need
+    from synvirt.machines.guest_os import Family
 
 # A table lies in the first sectors; disks with sectors of 4096 bytes keep it in the same sectors, eight times as far.
 _SECTOR_SIZES = (512, 4096)
@@ -21,7 +23,7 @@ _ENTRIES_MAX = 128
 
 _EFI_SYSTEM = UUID("C12A7328-F81F-11D2-BA4B-00A0C93EC93B")
 _BIOS_BOOT = UUID("21686148-6449-6E6F-744E-656564454649")
-_FAMILIES: dict[UUID | int, Family] = {
+_FAMILIES: dict[UUID | int, "Family"] = {
     UUID("E3C9E316-0B5C-4DB8-817D-F92DF00215AE"): "windows",  # Microsoft reserved
     UUID("DE94BBA4-06D1-4D40-A16A-BFD50179D6AC"): "windows",  # Windows recovery
     UUID("5808C8AA-7E8F-42E0-85D2-E1E90434CFB3"): "windows",  # LDM metadata
@@ -54,7 +56,7 @@ class Layout:
     """`firmware` and `family` are None, where the table does not show them."""
 
     firmware: Literal["bios", "uefi"] | None = None
-    family: Family | None = None
+    family: "Family | None" = None
     dynamic: bool = False
     bitlocker: bool = False
     luks: bool = False

@@ -1,16 +1,13 @@
 """Files and folders of a Btrfs: names ─▶ inodes ─▶ extents, in a subvolume; and the subvolumes that may hold a system."""
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from types import MappingProxyType
 from typing import Final
 
 import google_crc32c
 
-from synvirt.disks.packed import Damaged, lzo, zstd
-from synvirt.disks.packed.inflate import inflate_zlib
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
 from synvirt.guests.inside.btrfs.trees import MOST, ROOT_ITEM, Tree, Trees, unpacked
 from synvirt.guests.inside.files import NAMES_MAX
@@ -182,43 +179,11 @@ class Entry:
     def _plain(self, compression: int, packed: bytes, plain_bytes: int) -> bytes:
         if not compression:
             return packed
-        if plain_bytes > _PACKED_MAX or compression not in _COMPRESSIONS:
+        if plain_bytes > _PACKED_MAX:
             raise DiskReadFailed(f"an extent of {plain_bytes} bytes, compressed by {compression}, is none of Btrfs")
         # A MiB of the slowest method, LZO, takes a third of a second.
         self._trees.spend(plain_bytes // 64)
-        plain = bytearray(plain_bytes)
-        try:
-            filled = _COMPRESSIONS[compression](
-                memoryview(bytearray(packed)), memoryview(plain), self._trees.superblock.sector_bytes
-            )
-        except Damaged as error:
-            raise DiskReadFailed(f"a compressed extent of it is damaged: {error}") from error
-        return bytes(plain[:filled])
+        # Loaded only here: most systems have no compressed file that is looked at.
+        from synvirt.guests.inside.btrfs.compressed import plain
 
-
-def _lzo(stream: memoryview, into: memoryview, sector_bytes: int) -> int:
-    """One piece per sector, each after its length, which never crosses a sector's end; before them all, the total length."""
-    end, at, filled = min(_length(stream, 0), len(stream)), 4, 0
-    while at < end and filled < len(into):
-        left = sector_bytes - at % sector_bytes
-        at += left if left < 4 else 0
-        length = _length(stream, at)
-        at += 4
-        filled += lzo.decompress(stream[at : at + length], into[filled : filled + sector_bytes])
-        at += length
-    return filled
-
-
-def _length(stream: memoryview, at: int) -> int:
-    if at + 4 > len(stream):
-        raise Damaged("it ends before its time")
-    return int.from_bytes(stream[at : at + 4], "little")
-
-
-_COMPRESSIONS: Mapping[int, Callable[[memoryview, memoryview, int], int]] = MappingProxyType(
-    {
-        1: lambda stream, into, _: inflate_zlib(stream, into),
-        2: _lzo,
-        3: lambda stream, into, _: zstd.decompress(stream, into),
-    }
-)
+        return plain(compression, packed, plain_bytes, self._trees.superblock.sector_bytes)
