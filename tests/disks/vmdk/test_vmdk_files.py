@@ -110,6 +110,7 @@ FLAT = 'RW 4 FLAT "disk-flat.vmdk" 0'
         (b"\0" * 100, MalformedArchive, "is not a VMDK"),
         (b"hello", MalformedArchive, "is not a VMDK"),
         (b"# Disk DescriptorFile\n" + b"x" * (2 << 20), MalformedArchive, "too large for a descriptor"),
+        (b"CID=1\n" * 16385, MalformedArchive, "its descriptor has 16385 lines"),
         (descriptor(create_type="monolithicFlat"), MalformedArchive, "names no extents"),
         (descriptor("RW 0 ZERO", create_type="monolithicFlat"), MalformedArchive, "names no extents"),
         (

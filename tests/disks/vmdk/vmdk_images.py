@@ -134,14 +134,14 @@ class Hosted(Sparse):
         overhead = directory + directory_bytes + self.tables * table_bytes
         overhead = -(-overhead // self.grain_bytes) * self.grain_bytes
         entries = [0] * (self.tables * self.table_entries)
-        data = b""
+        # Thousands of pieces: bytes would be copied whole for each.
+        data, both = bytearray(), bytearray()
         for number, grain in self.grains.items():
             if grain == "zeros":
                 entries[number] = 1
             else:
                 entries[number] = (overhead + len(data)) // SECTOR
                 data += self.data(number, grain)
-        both = b""
         for at in (redundant, directory):
             first = (at + directory_bytes) // SECTOR
             places = [first + number * table_bytes // SECTOR for number in range(self.tables)]
@@ -215,7 +215,7 @@ class Cowd(Sparse):
         tables_at = 4 + directory_sectors
         begin = tables_at + tables * 32
         entries = [0] * (tables * 4096)
-        data = b""
+        data = bytearray()
         for number, grain in self.grains.items():
             assert grain != "zeros", "COWD has no such entries"
             entries[number] = begin + len(data) // SECTOR
@@ -248,7 +248,7 @@ class SeSparse(Sparse):
         # Tables lie in the file in another order than in the disk.
         places = {table: tables - 1 - table for table in range(tables)}
         entries: dict[int, list[int]] = {table: [0] * 4096 for table in range(tables)}
-        data = bytes(self.free * self.grain_bytes)
+        data = bytearray(self.free * self.grain_bytes)
         for number, grain in self.grains.items():
             if grain == "zeros":
                 entry = (1 + number % 2) << 60

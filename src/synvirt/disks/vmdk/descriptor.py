@@ -22,6 +22,8 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 NO_PARENT: Final = 0xFFFF_FFFF
 # 2 TiB in pieces of 2 GiB are 1024. Each is an open file.
 EXTENTS_MAX: Final = 4096
+# Beside a line for each extent there are some thirty.
+LINES_MAX: Final = 16384
 # VMware has one file per extent; each is opened separately.
 SAME_FILE_MAX: Final = 64
 
@@ -84,7 +86,10 @@ def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
     text = _decoded(bytes(content).split(b"\0", 1)[0])
     settings: dict[str, str] = {}
     extents: list[ExtentLine] = []
-    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+    lines = text.splitlines()
+    if len(lines) > LINES_MAX:
+        raise MalformedArchive(f"{name}: its descriptor has {len(lines)} lines; VMware's longest has some thousand")
+    for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
         if (match := _EXTENT.match(line)) and (match["file"] or match["kind"] == ZERO):
