@@ -48,11 +48,13 @@ class Footers:
         return footer
 
     def all(self, sizes: dict[str, int], unreadable: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-        """The entries of each pack in `sizes`. For damaged packs it puts the reason into `unreadable`."""
+        """The entries of each pack in `sizes`. For damaged packs it puts the reason into `unreadable`. The last are held, so
+        that those of a small repository are not queried again."""
         known = set()
         for pack, size_bytes, tail in self._cached(sizes):
             if pack in sizes and (footer := _checked(pack, sizes[pack], size_bytes, tail)) is not None:
                 known.add(pack)
+                self._hold(pack, footer)
                 yield pack, footer
         for pack in sorted(sizes.keys() - known):
             try:
@@ -60,6 +62,7 @@ class Footers:
             except RepositoryDamaged as error:
                 unreadable[pack] = error.detail
                 continue
+            self._hold(pack, footer)
             yield pack, footer
 
     def _cached(self, sizes: dict[str, int]) -> Iterator[tuple]:  # type: ignore[type-arg]
@@ -87,9 +90,10 @@ class Footers:
     def _fetched(self, pack: str, size_bytes: int) -> bytes:
         tail = packs.read_tail(self._folder, pack, size_bytes)
         self.keep(pack, size_bytes, tail)
-        return packs.footer_of(pack, size_bytes, tail)
+        return packs.entries_in(tail)
 
     def _hold(self, pack: str, footer: bytes) -> None:
+        self._held_bytes -= len(self._held.pop(pack, b""))
         self._held[pack] = footer
         self._held_bytes += len(footer)
         while self._held_bytes > HELD_BYTES and len(self._held) > 1:

@@ -77,7 +77,7 @@ class Pack:
 
 def read_tail(folder: Folder, name: str, size_bytes: int, *, file: str | None = None) -> bytes:
     """The footer and what follows it. RepositoryDamaged, where it is not whole; the frames themselves are not checked. `file`:
-    of a pack without its name yet."""
+    of a pack without its name yet. `entries_in` has its entries."""
     file = file or f"{FOLDER}/{name}"
     _require(size_bytes >= len(MAGIC) + _END.size, f"pack {name} has {size_bytes} bytes: it is cut off")
     at_once = min(size_bytes, _TAIL_BYTES)
@@ -108,6 +108,11 @@ def footer_of(name: str, size_bytes: int, tail: bytes) -> bytes:
 def _require(sound: bool, what: str) -> None:
     if not sound:
         raise RepositoryDamaged(what)
+
+
+def entries_in(tail: bytes) -> bytes:
+    """Of a tail that was found whole: its entries, in their stored form."""
+    return tail[: -_END.size]
 
 
 def entries_of(footer: bytes) -> list[Entry]:
