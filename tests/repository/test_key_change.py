@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import get_args
 
 import pytest
@@ -29,6 +28,7 @@ from synvirt.store import Store
 from tests.backups.peers import PASSWORD, USER, Peer
 from tests.backups.restores.test_restore_script import _run
 from tests.backups.test_peer_offer import OfferFolder
+from tests.drawn import drawn
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.disks import MemoryReader
 from tests.repository.points import KEY, back_up, restored
@@ -36,7 +36,7 @@ from tests.repository.points import KEY, back_up, restored
 
 def noise(seed: int, chunks: int = 3) -> MemoryReader:
     found = MemoryReader("A" * chunks, block_bytes=CHUNK_BYTES)
-    found.content = Random(seed).randbytes(len(found.content))
+    found.content = drawn(len(found.content), seed=seed)
     return found
 
 
@@ -167,7 +167,7 @@ def test_a_change_that_is_cut_off_is_ended_by_who_opens_next(
     def repositories() -> Repositories:
         return Repositories(store.backups, host="local", keyring=tmp_path / "keyring")
 
-    with home.served():
+    with home.served() if kind == "peer" else contextlib.nullcontext():
         place: dict[str, object] = {"path": str(tmp_path / "here")}
         if kind == "peer":
             account = {"username": USER, "password": PASSWORD}
