@@ -19,10 +19,13 @@ _OF_PASS = {
     "whole": "whole",
 }
 _OF_JOB = {"passing": "told_before", "shutting_down_at": "shutting_down", "hashed": "hashes"}
-# By table: the columns that revision 0020 added, and the indexes that were there before.
+# By table: the columns that revisions 0020 and 0021 added, and the indexes that were there before.
 _FINDERS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "migrations": (("name", "source_id"), {"ix_migrations_host_state"}),
-    "backups": (("job_id", "repository_id", "vm_id", "vm_name", "run_kind"), {"ix_backups_host_kind"}),
+    "backups": (
+        ("job_id", "repository_id", "vm_id", "vm_name", "run_kind", "point_state", "made_at"),
+        {"ix_backups_host_kind"},
+    ),
     "wave_members": ((), {"ix_wave_members_wave_id", "ix_wave_members_job_id"}),
 }
 

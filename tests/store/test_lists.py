@@ -1,22 +1,24 @@
 """What lists read, on each sort of database: their own rows, and not those of years. The database itself counts them."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import event, insert, text, update
+from sqlalchemy import event, func, insert, select, text, update
 
-from synvirt.backups.model import BackupRun, RestorePoint, Status
+from synvirt.backups.model import BackupRun, PointState, RestorePoint, Status
+from synvirt.backups.points import Points
 from synvirt.model.job import Domain, Migration
 from synvirt.model.kinds import ENDS, State
 from synvirt.store import Store
 from synvirt.store.backups import Row
 from synvirt.store.filters import Only
-from synvirt.store.tables import backups, migrations, slots
+from synvirt.store.tables import POINT_STATES, backups, migrations, slots
 from tests.house import live_plan
 from tests.jobs.migrations import migration
 
@@ -76,6 +78,7 @@ class Filled:
         of_other = uuid4(), uuid4()
         done = {"job_id": of_other[0], "status": Status.COMPLETED, "created_at": AT}
         runs = [self.run, *(BackupRun(id=uuid4(), **done) for _ in range(OTHERS))]
+        self.point = self.point.model_copy(update={"state": "damaged"})
         points = [self.point, *(a_point("other", *of_other) for _ in range(OTHERS))]
         rows = (
             (Row("run", run.id, run, state=str(run.status)), Row("point", point.id, point))
@@ -132,6 +135,7 @@ COUNTS: dict[str, tuple[Ask, object]] = {
     "unended runs": (lambda all_: len(all_.store.backups.all("run", host="h", states=(str(Status.TRANSFERRING),))), 1),
     "a line": (lambda all_: all_.store.slots.is_next(all_.last_in_line, {"r": 3}), False),
     "the audit trail": (lambda all_: all_.store.audit.page(limit=9), ([], None)),
+    "points by state": (lambda all_: len(all_.found("point", state="unverified")), 9),
     "waves": (lambda all_: all_.store.waves.page(limit=9), ([], None)),
 }
 RUNS: dict[str, Ask] = {
@@ -144,17 +148,19 @@ POINTS: dict[str, Ask] = {
     "a guest's name": lambda all_: all_.found("point", vm_name="sought"),
     "a job": lambda all_: all_.found("point", job_id=str(all_.point.job_id)),
     "a repository": lambda all_: all_.found("point", repository_id=str(all_.point.repository_id)),
+    "a state": lambda all_: all_.found("point", state="damaged"),
+    "a repository and a state": lambda all_: all_.found("point", repository_id=str(all_.point.repository_id), state="damaged"),
 }
 
 
-class Counter:
+class RowCounter:
     rows = 0
 
 
 @contextmanager
-def rows_read(store: Store) -> Iterator[Counter]:
+def rows_read(store: Store) -> Iterator[RowCounter]:
     """How many rows the queries in the block read, roughly. PostgreSQL runs each again, and tells."""
-    counter, asked, engine = Counter(), [], store._engine
+    counter, asked, engine = RowCounter(), [], store._engine
     steps = 0
 
     def stepped() -> None:
@@ -252,3 +258,50 @@ def test_pages_of_a_filter_are_in_order_and_miss_nobody(store: Store, limit: int
             if cursor is None:
                 break
         assert seen == expected[::-1]
+
+
+def test_figures_of_points_read_no_document(store: Store) -> None:
+    """Neither after a change, nor after one by an earlier version, which changes a point's document alone."""
+    points, asked = Points(store.backups, host="h"), list[str]()
+    job, other = uuid4(), uuid4()
+    for place, (of, name) in enumerate([(job, "web"), (job, "web"), (job, "db"), (other, "web")]):
+        made_at = AT + timedelta(hours=place)
+        points.put(a_point(name, of, uuid4()).model_copy(update={"created_at": made_at, "state": "ok"}))
+    newest = points.put(a_point("web", job, uuid4()).model_copy(update={"created_at": AT + timedelta(days=9)}))
+    event.listen(store._engine, "before_cursor_execute", lambda *told: asked.append(told[2]))
+    newest_at = {(job, "web"): 9 * 24, (job, "db"): 2, (other, "web"): 3}
+    for state in ("unverified", "ok", "damaged"):
+        if state == "ok":
+            points.change(newest.id, state="ok")
+        if state == "damaged":
+            newest_at[job, "web"] = 1
+            with store._writing() as db:
+                text_ = newest.model_copy(update={"state": "damaged"}).model_dump_json()
+                db.execute(update(backups).where(backups.c.id == str(newest.id)).values(document=text_))
+        asked.clear()
+        figures = points.figures()
+        assert not any("backups.document" in one for one in asked)
+        assert figures.states == Counter({"ok": 4}) + Counter([state])
+        assert {key: (at - AT.timestamp()) / 3600 for key, at in figures.newest_at.items()} == newest_at
+        assert [point.id for point in points.all({"state": [state]})][-1] == newest.id
+
+
+def test_points_that_an_earlier_version_wrote_are_counted(store: Store) -> None:
+    points, job = Points(store.backups, host="h"), uuid4()
+    first = points.put(a_point("web", job, uuid4()))
+    second = points.put(a_point("web", job, uuid4()).model_copy(update={"created_at": AT + timedelta(hours=1), "state": "ok"}))
+    with store._writing() as db:
+        db.execute(update(backups).where(backups.c.id == str(second.id)).values(job_id=None, vm_id=None, made_at=None))
+    for _ in range(2):
+        figures = points.figures()
+        assert figures.states == Counter(["ok", "unverified"])
+        assert figures.newest_at == {(job, "web"): second.created_at.timestamp()}
+        assert [point.id for point in points.all({"state": ["ok"]})] == [second.id]
+        points.put(first)
+        points.put(second)
+    with store._reading() as db:
+        assert db.execute(select(func.count()).where(backups.c.made_at.is_(None))).scalar() == 0, "it is written anew"
+
+
+def test_the_states_of_points_are_those_of_the_index() -> None:
+    assert get_args(PointState) == POINT_STATES

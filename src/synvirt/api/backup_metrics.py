@@ -12,30 +12,27 @@ import time
 from collections import Counter as Count
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from uuid import UUID
 
 from prometheus_client import Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from synvirt.backups.model import ENDS, UNENDED, BackupJob, RestorePoint
+from synvirt.backups.model import ENDS, UNENDED, BackupJob
+from synvirt.backups.points import PointFigures
 from synvirt.backups.service import Backups
 from synvirt.model.values import now
+from synvirt.store.tables import POINT_STATES
 
 EVENTS_A_PAGE = 200
 # Points also change without a run: people protect and remove them.
 LOOK_AGAIN_S = 60.0
-POINT_STATES = ("ok", "unverified", "damaged")
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     jobs: list[BackupJob]
-    # The newest restore point that is not damaged, of each guest of each job.
-    newest: dict[tuple[UUID, str], datetime]
-    states: dict[str, int]
+    points: PointFigures
 
 
 class BackupMetrics(Collector):
@@ -64,7 +61,7 @@ class BackupMetrics(Collector):
         yield runs
         points = GaugeMetricFamily("synvirt_backup_points", "Restore points", labels=["state"])
         for state in POINT_STATES:
-            points.add_metric([state], seen.states.get(state, 0))
+            points.add_metric([state], seen.points.states[state])
         yield points
         labels, moment = ["backup_job", "name"], now()
         success = GaugeMetricFamily(
@@ -80,9 +77,9 @@ class BackupMetrics(Collector):
         for job in seen.jobs:
             key = [str(job.id), job.name]
             success.add_metric(key, max(0.0, (moment - (job.last_success_at or job.created_at)).total_seconds()))
-            mine = [at for (job_id, _), at in seen.newest.items() if job_id == job.id]
+            mine = [at for (job_id, _), at in seen.points.newest_at.items() if job_id == job.id]
             if mine:
-                guests.add_metric(key, max(0.0, (moment - min(mine)).total_seconds()))
+                guests.add_metric(key, max(0.0, moment.timestamp() - min(mine)))
         yield success
         yield guests
 
@@ -104,16 +101,6 @@ class BackupMetrics(Collector):
         commits, moment = self._backups.runs.figures.commits, time.monotonic()
         if self._looked is not None and self._looked[0] == commits and moment - self._looked[1] < LOOK_AGAIN_S:
             return self._looked[2]
-        points = self._backups.points.all()
-        seen = _Seen(self._backups.all_jobs(), _newest(points), Count(point.state for point in points))
+        seen = _Seen(self._backups.all_jobs(), self._backups.points.figures())
         self._looked = (commits, moment, seen)
         return seen
-
-
-def _newest(points: list[RestorePoint]) -> dict[tuple[UUID, str], datetime]:
-    found: dict[tuple[UUID, str], datetime] = {}
-    for point in points:
-        if point.state != "damaged":
-            key = (point.job_id, point.vm_id)
-            found[key] = max(point.created_at, found.get(key, point.created_at))
-    return found

@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from synvirt.errors import BackupNotFound, not_listed
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
@@ -40,9 +40,31 @@ _FINDERS: Mapping[str, ColumnElement[str | None]] = {
     "vm_name": backups.c.vm_name,
     "status": backups.c.state,
     "kind": backups.c.run_kind,
+    # Of points. Before their repository: those that are looked for are the few damaged ones.
+    "state": backups.c.point_state,
     "repository_id": backups.c.repository_id,
 }
+# Columns that hold whatever version wrote the row.
+_ALWAYS = {"status", "state"}
+_GUEST = (backups.c.point_state, backups.c.job_id, backups.c.vm_id)
+_POINTS_OF_GUESTS = select(
+    *_GUEST,
+    func.count(backups.c.made_at).label("with_time"),
+    func.max(backups.c.made_at).label("newest_at"),
+    func.count().label("all_"),
+).group_by(*_GUEST)
 Fields = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class PointsOfGuest:
+    """How many points of a guest that a job backs up are in one state, and when the newest was made, in seconds since 1970."""
+
+    state: str | None
+    job_id: str
+    vm_id: str
+    count: int
+    newest_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +102,14 @@ class BackupRows:
                 before = db.execute(_LOCKED_DOCUMENT, same).first()
                 if before is None:
                     document, version = row.document.model_dump_json(), VERSION
-                    key = {"id": str(row.id), "host": host, "kind": row.kind, **_found_by(row.document)}
+                    key = {"id": str(row.id), "host": host, "kind": row.kind, **_found_by(row.kind, row.document)}
                     db.execute(_INSERT, {**key, "state": row.state, "document": document, "version": version})
                 else:
                     known = parsed(type(row.document), before.document, before.version)
                     document, version = rewritten(before.document, known, row.document), version_after(before.version)
-                    db.execute(_REWRITE, {**same, "state": row.state, "document": document, "version": version})
+                    # A point is rarely replaced, and an earlier version may have left its columns empty.
+                    found = _found_by(row.kind, row.document) if row.kind == "point" else {}
+                    db.execute(_REWRITE, {**same, "state": row.state, "document": document, "version": version, **found})
                 if row.announced:
                     OF_RUNS.add(db, row.id, document, version, host=host)
 
@@ -132,6 +156,17 @@ class BackupRows:
         query = page_of(backups, _ways(kind, host, only, states), limit=None, cursor=None)
         with self._reading() as db:
             return [row.document for row in db.execute(query)][::-1]
+
+    def points_of_guests(self, *, host: str) -> tuple[list[PointsOfGuest], list[str]]:
+        """All points by guest, job and state, read from an index; and the documents of those that an earlier version wrote,
+        which are not in it."""
+        of_points = (backups.c.host == host, backups.c.kind == "point")
+        with self._reading() as db:
+            groups = db.execute(_POINTS_OF_GUESTS.where(*of_points)).all()
+            missing = any(one.all_ > one.with_time for one in groups)
+            query = select(backups.c.document).where(*of_points, backups.c.made_at.is_(None))
+            others = [row.document for row in db.execute(query)] if missing else []
+        return [PointsOfGuest(*one[:5]) for one in groups if one.newest_at is not None], others
 
     def ids(self, kind: Kind, *, host: str) -> set[UUID]:
         """The ids of all documents of a kind, whatever their version. No document is read."""
@@ -188,12 +223,12 @@ def _ways(kind: Kind, host: str, only: Fields | None, states: tuple[str, ...] | 
         return [[*chosen, *checks]]
     column = _FINDERS[by]
     found = [column == kept(value) for value in dict.fromkeys(only[by])]
-    # An earlier version wrote the state too.
-    found += [column.is_(None)] if by != "status" else []
+    found += [column.is_(None)] if by not in _ALWAYS else []
     return [[*chosen, one, *checks] for one in found]
 
 
-def _found_by(document: BaseModel) -> dict[str, str]:
+def _found_by(kind: Kind, document: BaseModel) -> dict[str, str | float]:
     """The columns that find a document. A field that it does not have, or that is null, is an empty text."""
-    fields = {column.name: getattr(document, name, None) for name, column in _FINDERS.items() if name != "status"}
-    return {name: "" if value is None else kept(str(value)) for name, value in fields.items()}
+    fields = {column.name: getattr(document, name, None) for name, column in _FINDERS.items() if name not in _ALWAYS}
+    made_at = {"made_at": document.created_at.timestamp()} if kind == "point" and hasattr(document, "created_at") else {}
+    return {name: "" if value is None else kept(str(value)) for name, value in fields.items()} | made_at

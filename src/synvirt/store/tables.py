@@ -23,6 +23,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Computed,
     Double,
     ForeignKey,
     Index,
@@ -237,7 +238,10 @@ sources = Table(
 )
 
 # `document` is the thing as the API answers it; `kind` is repository, job, run or point, `state` what queries ask by. The
-# columns after the version only find runs and points; they are NULL where an earlier version wrote the row.
+# columns after the version only find runs and points; they are NULL where an earlier version wrote the row. `made_at`, of a
+# point: in seconds since 1970. `point_state` is computed, as an earlier version changes a point's state in its document alone.
+POINT_STATES = ("ok", "unverified", "damaged")
+_OF_STATES = " ".join(f"""WHEN replace(document, '"state":"{one}"', '') <> document THEN '{one}'""" for one in POINT_STATES)
 backups = Table(
     "backups",
     METADATA,
@@ -253,11 +257,14 @@ backups = Table(
     Column("vm_id", String(CHARS_KEPT)),
     Column("vm_name", String(CHARS_KEPT)),
     Column("run_kind", String(32)),
+    Column("point_state", String(32), Computed(f"CASE WHEN kind = 'point' THEN CASE {_OF_STATES} END END")),
+    Column("made_at", Double),
     Index("ix_backups_host_kind", "host", "kind", "number"),
     *(
         Index(f"ix_backups_{name}", "host", "kind", name, "number")
-        for name in ("state", "job_id", "repository_id", "vm_id", "vm_name", "run_kind")
+        for name in ("state", "job_id", "repository_id", "vm_id", "vm_name", "run_kind", "point_state")
     ),
+    Index("ix_backups_newest", "host", "kind", "point_state", "job_id", "vm_id", "made_at"),
     sqlite_autoincrement=True,
 )
 
