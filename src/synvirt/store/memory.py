@@ -60,7 +60,7 @@ class MemoryRows:
 
 def forget_passes(db: Connection, job_id: UUID, but: tuple[int, ...]) -> None:
     """Deletes the rows of all passes except `but`. Rows with number 0 belong to no pass, and stay."""
-    db.execute(delete(memory).where(memory.c.migration_id == str(job_id), memory.c.number.not_in((0, *but))))
+    db.execute(_FORGET, {"job": str(job_id), "kept": [0, *but]})
 
 
 def _renamed(remembered: type[Remembered], document: str) -> str:
@@ -90,5 +90,8 @@ _THIS = (
 )
 _ROW = select(memory.c.document, memory.c.version).where(*_THIS)
 _INSERT = insert(memory)
+_FORGET = delete(memory).where(
+    memory.c.migration_id == bindparam("job"), memory.c.number.not_in(bindparam("kept", expanding=True))
+)
 _LOCKED_ROW = _ROW.with_for_update()
 _REWRITE = update(memory).where(*_THIS).values(document=bindparam("new_document"), version=bindparam("new_version"))

@@ -39,6 +39,7 @@ _REWRITE = (
     .where(migrations.c.number == bindparam("of_number"))
     .values(state=bindparam("new_state"), document=bindparam("new_document"), version=bindparam("new_version"))
 )
+_INSERT = insert(migrations)
 _FORGET_SECRETS = delete(secrets).where(secrets.c.migration_id == bindparam("job"))
 _FORGET_SLOTS = delete(slots).where(slots.c.job_id == bindparam("job"))
 _NUMBER_UNENDED = select(migrations.c.number).where(text(UNENDED)).correlate(None)
@@ -76,7 +77,7 @@ def add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None
     values = {"id": str(job.id), "host": host, "state": job.state, "document": document, "version": VERSION}
     ref = job.plan.source_ref
     finders = {"name": kept(job.name), "source_id": str(ref.source_id) if ref.kind == "live_vm" else ""}
-    db.execute(insert(migrations).values(**values, **finders))
+    db.execute(_INSERT, {**values, **finders})
     if sealed is not None:
         db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
     announce(db, job, document, VERSION)

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Connection,
     Delete,
     Select,
-    and_,
     bindparam,
     delete,
     exists,
@@ -55,9 +54,9 @@ class SlotRows:
             mine = {"job": str(job_id), "wanted": list(wanted)}
             db.execute(_line(db.dialect.name).forget_over, {"wanted": mine["wanted"]})
             there = set(db.execute(_MINE, mine).scalars())
-            for resource in wanted:
-                if resource not in there:
-                    db.execute(_INSERT, {"resource": resource, "job_id": str(job_id), "host": host, "held": False})
+            row = {"job_id": str(job_id), "host": host, "held": False}
+            if new := [{"resource": resource, **row} for resource in wanted if resource not in there]:
+                db.execute(_INSERT, new)
             if not urgent and not _is_next(db, job_id, wanted):
                 return False
             db.execute(_HOLD, {**mine, "of_host": host})
@@ -70,16 +69,16 @@ class SlotRows:
 
     def leave(self, job_id: UUID, resources: Mapping[str, int] | None = None) -> None:
         """Gives back a job's slots and places in lines; None: all of them. Idempotent."""
-        chosen = slots.c.job_id == str(job_id)
-        if resources is not None:
-            chosen = and_(chosen, slots.c.resource.in_(resources))
         with self._writing() as db:
-            db.execute(delete(slots).where(chosen))
+            if resources is None:
+                db.execute(_LEAVE_ALL, {"job": str(job_id)})
+            else:
+                db.execute(_LEAVE, {"job": str(job_id), "wanted": list(resources)})
 
     def has_any(self, job_id: UUID) -> bool:
         """Whether the job holds a slot or waits for one."""
         with self._reading() as db:
-            return db.execute(select(slots.c.number).where(slots.c.job_id == str(job_id))).first() is not None
+            return db.execute(_ANY, {"job": str(job_id)}).first() is not None
 
     def count(self, resource: str) -> tuple[int, int]:
         """How many slots are held, and how many jobs wait."""
@@ -104,10 +103,13 @@ class SlotRows:
 
 
 # Made once: each pass of a job takes slots, and to make a statement costs more than SQLite takes to answer it.
-_THESE = (slots.c.job_id == bindparam("job"), slots.c.resource.in_(bindparam("wanted", expanding=True)))
+_OF_JOB = slots.c.job_id == bindparam("job")
+_THESE = (_OF_JOB, slots.c.resource.in_(bindparam("wanted", expanding=True)))
 _MINE = select(slots.c.resource).where(*_THESE)
 _HOLD = update(slots).where(*_THESE).values(held=True, host=bindparam("of_host"))
 _INSERT = insert(slots)
+_LEAVE, _LEAVE_ALL = delete(slots).where(*_THESE), delete(slots).where(_OF_JOB)
+_ANY = select(slots.c.number).where(_OF_JOB)
 
 
 @dataclass(frozen=True, slots=True)

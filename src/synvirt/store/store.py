@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -66,6 +67,8 @@ _STATES = frozenset(str(state) for state in State)
 # Made once: each job asks every moment, and to make a statement costs more than SQLite takes to answer it.
 _THIS_JOB = migrations.c.id == bindparam("job")
 _IN_TIME = migrations.c.cutover_until.is_(None) | (migrations.c.cutover_until > bindparam("now"))
+# Its values are the columns that are given with it.
+_REQUESTED = update(migrations).where(_THIS_JOB)
 _CANCEL_REQUESTED = select(migrations.c.cancel_requested).where(_THIS_JOB)
 _CUTOVER_REQUESTED = select(migrations.c.cutover_requested & _IN_TIME).where(_THIS_JOB)
 
@@ -75,6 +78,16 @@ _REHEARSED = exists().where(rehearsals.c.migration_id == migrations.c.id, rehear
 _WISHES = select(migrations.c.id, migrations.c.cancel_requested).where(
     *_OF_HOST, migrations.c.cancel_requested | migrations.c.cutover_requested | _REHEARSED
 )
+
+
+def _page(only: Only, limit: int, cursor: int | None) -> Select[Any]:
+    return page_of(migrations, [[*way, is_known(migrations.c.version)] for way in only.ways()], limit=limit, cursor=cursor)
+
+
+@lru_cache(64)
+def _newest(only: Only, limit: int) -> Select[Any]:
+    """The first page, which is asked for again and again: a job's forecasts look at those of its source."""
+    return _page(only, limit, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +187,8 @@ class Store:
 
     def documents(self, *, limit: int, cursor: int | None = None, only: Only = ALL) -> tuple[list[str], int | None]:
         """A page of jobs as JSON text, newest first, and the cursor of the next page (None: this was the last)."""
-        ways = [[*way, is_known(migrations.c.version)] for way in only.ways()]
         with self._reading() as db:
-            rows = db.execute(page_of(migrations, ways, limit=limit + 1, cursor=cursor)).all()
+            rows = db.execute(_newest(only, limit + 1) if cursor is None else _page(only, limit + 1, cursor)).all()
         more = len(rows) > limit
         return [row.document for row in rows[:limit]], rows[limit - 1].number if more else None
 
@@ -267,7 +279,7 @@ class Store:
             job = parse(row_of(db, job_id, lock=True))
             if job.ended:
                 raise Conflict(f"job {job_id} has ended: it is {job.state}")
-            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values({flag: True, **values}))
+            db.execute(_REQUESTED, {"job": str(job_id), flag: True, **values})
             return job
 
     def cancel_requested(self, job_id: UUID) -> bool:

@@ -22,6 +22,14 @@ _COPIED_BEFORE = (
     .where(_OF_JOB, watermarks.c.pass_number < bindparam("of_pass"))
     .group_by(watermarks.c.disk_key)
 )
+_COUNTED = ("bytes_total", "bytes_done", "bytes_zero")
+_OLD = (_OF_JOB, watermarks.c.pass_number != 1, watermarks.c.pass_number < bindparam("of_pass"))
+_OLD_SUMS = (
+    select(watermarks.c.disk_key, *(func.sum(watermarks.c[name]) for name in _COUNTED))
+    .where(*_OLD)
+    .group_by(watermarks.c.disk_key)
+)
+_FORGET_OLD = delete(watermarks).where(*_OLD)
 # Passes are counted from 1.
 FOLDED_PASS = 0
 
@@ -73,16 +81,13 @@ def forget(db: Connection, job_id: UUID, disk_key: str) -> None:
 def fold(db: Connection, job_id: UUID, number: int) -> None:
     """Joins the passes before `number` into one watermark for each disk, with FOLDED_PASS as its number. The first pass
     stays."""
-    key = watermarks.c.migration_id == str(job_id)
-    old = (key, watermarks.c.pass_number != 1, watermarks.c.pass_number < number)
-    counted = ("bytes_total", "bytes_done", "bytes_zero")
-    sums = select(watermarks.c.disk_key, *(func.sum(watermarks.c[name]) for name in counted)).where(*old)
-    found = db.execute(sums.group_by(watermarks.c.disk_key)).all()
-    db.execute(delete(watermarks).where(*old))
+    of_passes = {"job": str(job_id), "of_pass": number}
+    found = db.execute(_OLD_SUMS, of_passes).all()
+    db.execute(_FORGET_OLD, of_passes)
     for disk_key, *sizes in found:
-        folded = dict(zip(counted, map(int, sizes), strict=True))
+        folded = dict(zip(_COUNTED, map(int, sizes), strict=True))
         values = {"pass_number": FOLDED_PASS, "disk_key": disk_key, "offset_bytes": 0, "finished": True}
-        db.execute(insert(watermarks).values(migration_id=str(job_id), **values, **folded))
+        db.execute(_INSERT, {"migration_id": str(job_id), **values, **folded})
 
 
 def _of_row(row: Row[Any]) -> Watermark:

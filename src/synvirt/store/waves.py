@@ -339,9 +339,8 @@ class WaveRows:
 
     def of_jobs(self, job_ids: Iterable[UUID]) -> WaveRow | None:
         """The wave that has one of these jobs, or None. If several waves have one, the newest."""
-        member = select(wave_members.c.wave_id).where(wave_members.c.job_id.in_([str(one) for one in job_ids]))
         with self._reading() as db:
-            row = db.execute(select(waves).where(waves.c.id.in_(member)).order_by(waves.c.number.desc()).limit(1)).first()
+            row = db.execute(_OF_JOBS, {"jobs": [str(one) for one in job_ids]}).first()
         return None if row is None else WaveRow(row.number, UUID(row.id), row.state, row.document, row.version)
 
     def take_rate(self, wave_id: UUID, seconds: float) -> float:
@@ -399,6 +398,8 @@ class WaveRows:
 _WAVE = select(waves).where(waves.c.id == bindparam("wave"))
 _LOCKED_WAVE = _WAVE.with_for_update()
 _OF_WAVE = wave_members.c.wave_id == bindparam("wave")
+_HAVE_JOBS = select(wave_members.c.wave_id).where(wave_members.c.job_id.in_(bindparam("jobs", expanding=True)))
+_OF_JOBS = select(waves).where(waves.c.id.in_(_HAVE_JOBS)).order_by(waves.c.number.desc()).limit(1)
 _OF_MEMBER = (_OF_WAVE, wave_members.c.member_id == bindparam("member"))
 _MEMBER_ROW = select(*(wave_members.c[name] for name in MemberRow._fields), wave_members.c.position)
 _MEMBER = _MEMBER_ROW.where(*_OF_MEMBER)
