@@ -123,7 +123,7 @@ def differing(
     size = size_of(disk)
     if volume.size < size:
         raise MalformedArchive(f"the volume has {volume.size} bytes, the receipt's {disk.get('key')} {size}")
-    buffer = memoryview(bytearray(BLOCK_BYTES))
+    buffer = memoryview(bytearray(min(size, BLOCK_BYTES)))
     for number, row in enumerate(_rows(folder, disk)):
         view = buffer[: row.length]
         volume.read_into(row.start, view)

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -56,6 +57,8 @@ def digest_of(view: memoryview) -> bytes:
     return hashlib.sha256(view, usedforsecurity=False).digest()
 
 
+# The last block of a disk is shorter, and read in each pass.
+@lru_cache(64)
 def zero_digest(length: int) -> bytes:
     return _ZERO if length == BLOCK_BYTES else hashlib.sha256(bytes(length), usedforsecurity=False).digest()
 
