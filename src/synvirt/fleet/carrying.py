@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -188,7 +187,7 @@ class Carrying:
         decision, reasons = decide(
             wave,
             states,
-            {one.id: replace(self._facts(one, seen), unplaced=unplaced.get(one.id)) for one in wave.members},
+            {one.id: self._facts(one, seen, unplaced.get(one.id)) for one in wave.members},
             at,
             approved={one.id: [word.approver for word in one.approvals] for one in wave.members},
             cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
@@ -406,7 +405,7 @@ class Carrying:
         if not self._intake.store.cancel_requested(job.id):
             self._intake.cancel(job.id)
 
-    def _facts(self, member: Member, seen: Seen) -> Facts:
+    def _facts(self, member: Member, seen: Seen, unplaced: str | None = None) -> Facts:
         ref, job = member.plan.source_ref, seen.job_of(member)
         source = str(ref.source_id) if ref.kind == "live_vm" else "files"
         host: str | None = ""
@@ -421,6 +420,7 @@ class Carrying:
             self._where(member.host or self._side.host, destination),
             outage=outage_of(member, job),
             placed=host is not None,
+            unplaced=unplaced,
         )
 
     def _where(self, host: str, destination: str) -> str:
