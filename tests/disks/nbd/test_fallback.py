@@ -2,10 +2,11 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,39 @@ MIB = 1 << 20
 KEY = "open, sesame"
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the disk that all images here have, and with each of these, made once: QEMU measures for two seconds of a
+    processor how many rounds a LUKS key is worth."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "disk.raw").write_bytes(b"boot" + os.urandom(200_000) + bytes(2 * MIB) + os.urandom(3 * MIB - 200_004))
+    (folder / "key").write_text(KEY)
+    return folder
+
+
 @pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    path = tmp_path / "disk.raw"
-    path.write_bytes(b"boot" + os.urandom(200_000) + bytes(2 * MIB) + os.urandom(3 * MIB - 200_004))
-    (tmp_path / "key").write_text(KEY)
-    return path
+def raw(shared: Path, tmp_path: Path) -> Path:
+    for name in ("disk.raw", "key"):
+        shutil.copy(shared / name, tmp_path)
+    return tmp_path / "disk.raw"
+
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def made(shared: Path, raw: Path) -> Make:
+    """Makes an image of the disk, beside it: of a driver, with options."""
+
+    def image(name: str, driver: str, options: str = "") -> Path:
+        kept = f"{driver} {options}"
+        if not (shared / kept).exists():
+            option = ["-o", options] if options else []
+            secret = ["--object", "secret,id=s,file=key"]
+            qemu("qemu-img", "convert", *secret, "-f", "raw", "-O", driver, *option, "disk.raw", kept, cwd=shared)
+        return Path(shutil.copy(shared / kept, raw.with_name(name)))
+
+    return image
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +71,6 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert list(Path(folder).iterdir()) == []
 
 
-def made(raw: Path, image: str, driver: str, options: str = "") -> Path:
-    option = ["-o", options] if options else []
-    secret = ["--object", "secret,id=s,file=key"]
-    qemu("qemu-img", "convert", *secret, "-f", "raw", "-O", driver, *option, raw.name, image, cwd=raw.parent)
-    return raw.with_name(image)
-
-
 ENCRYPTED = {
     "luks in qcow2": ("qcow2", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"),
     "aes in qcow2": ("qcow2", "encrypt.format=aes,encrypt.key-secret=s"),
@@ -59,8 +80,8 @@ ENCRYPTED = {
 
 
 @pytest.mark.parametrize("driver", ["qed", "parallels", "qcow"])
-def test_an_exotic_image_is_converted_like_any_other(raw: Path, driver: str, tmp_path: Path) -> None:
-    image = made(raw, "image", driver)
+def test_an_exotic_image_is_converted_like_any_other(made: Make, raw: Path, driver: str, tmp_path: Path) -> None:
+    image = made("image", driver)
     [described] = json.loads(disk("info", "--json", image).stdout)["disks"]
     assert described["format"] == driver
     assert described["read_by"].startswith("qemu-nbd")
@@ -71,8 +92,8 @@ def test_an_exotic_image_is_converted_like_any_other(raw: Path, driver: str, tmp
 
 
 @pytest.mark.parametrize("way", ENCRYPTED)
-def test_an_encrypted_image_is_converted_with_its_key_file(raw: Path, way: str, tmp_path: Path) -> None:
-    image = made(raw, "image", *ENCRYPTED[way])
+def test_an_encrypted_image_is_converted_with_its_key_file(made: Make, raw: Path, way: str, tmp_path: Path) -> None:
+    image = made("image", *ENCRYPTED[way])
     key = tmp_path / "typed"
     key.write_text(KEY + "\n")  # as `echo` and editors leave it
     target = tmp_path / "target.raw"
@@ -87,8 +108,8 @@ def test_an_encrypted_image_is_converted_with_its_key_file(raw: Path, way: str, 
 
 
 @pytest.mark.parametrize("way", ["luks in qcow2", "aes in qcow2", "aes in qcow"])
-def test_without_its_key_it_is_refused_and_described(raw: Path, way: str, tmp_path: Path) -> None:
-    image = made(raw, "image", *ENCRYPTED[way])
+def test_without_its_key_it_is_refused_and_described(made: Make, raw: Path, way: str, tmp_path: Path) -> None:
+    image = made("image", *ENCRYPTED[way])
     result = disk("convert", image, tmp_path / "target.raw")
     assert result.exit_code == 1
     assert result.stderr.startswith("E_MIG_UNSUPPORTED_FORMAT: image is encrypted, and its passphrase is not given\nhint: ")
@@ -101,8 +122,8 @@ def test_without_its_key_it_is_refused_and_described(raw: Path, way: str, tmp_pa
         assert "--key-file" in described["locked"]
 
 
-def test_a_wrong_key_is_said_to_be_wrong(raw: Path, tmp_path: Path) -> None:
-    image = made(raw, "image", *ENCRYPTED["luks in qcow2"])
+def test_a_wrong_key_is_said_to_be_wrong(made: Make, tmp_path: Path) -> None:
+    image = made("image", *ENCRYPTED["luks in qcow2"])
     (tmp_path / "wrong").write_text("wrong")
     result = disk("convert", "--key-file", tmp_path / "wrong", image, tmp_path / "target.raw")
     assert result.exit_code == 1
@@ -110,26 +131,26 @@ def test_a_wrong_key_is_said_to_be_wrong(raw: Path, tmp_path: Path) -> None:
     assert "wrong" not in result.stderr.replace("Invalid password", "")
 
 
-def test_a_key_for_what_is_not_encrypted_is_a_mistake(raw: Path, tmp_path: Path) -> None:
+def test_a_key_for_what_is_not_encrypted_is_a_mistake(made: Make, raw: Path, tmp_path: Path) -> None:
     result = disk("convert", "--key-file", tmp_path / "key", raw, tmp_path / "target.raw")
     assert result.exit_code == 2
-    image = made(raw, "image", "qcow2")
+    image = made("image", "qcow2")
     with pytest.raises(BadRequest):
         with_key(detect(image), str(tmp_path / "key"))
 
 
-def test_a_raw_disk_that_is_a_luks_volume_stays_raw_without_a_key(raw: Path, tmp_path: Path) -> None:
+def test_a_raw_disk_that_is_a_luks_volume_stays_raw_without_a_key(made: Make, tmp_path: Path) -> None:
     """A guest's own encryption is the guest's."""
-    image = made(raw, "image", *ENCRYPTED["luks"])
+    image = made("image", *ENCRYPTED["luks"])
     assert disk("convert", image, tmp_path / "target.raw").exit_code == 0
     assert (tmp_path / "target.raw").read_bytes() == image.read_bytes()
     assert "LUKS" in disk("info", image).stdout
 
 
-def test_an_importer_takes_the_key_from_beside_the_image(raw: Path, tmp_path: Path) -> None:
+def test_an_importer_takes_the_key_from_beside_the_image(made: Make, raw: Path, tmp_path: Path) -> None:
     root = tmp_path / "imports"
     root.mkdir()
-    image = made(raw, "image", *ENCRYPTED["luks in qcow2"]).rename(root / "disk.qcow2")
+    image = made("image", *ENCRYPTED["luks in qcow2"]).rename(root / "disk.qcow2")
     importer = detect_importer(image, root)
     manifest = importer.inspect(image, root)
     assert [concern.category for concern in manifest.concerns if "passphrase" in concern.assessment + concern.remedy] != []
@@ -145,16 +166,16 @@ def test_an_importer_takes_the_key_from_beside_the_image(raw: Path, tmp_path: Pa
     reader.close()
 
 
-def test_a_key_file_beside_the_image_may_not_lead_out(raw: Path, tmp_path: Path) -> None:
+def test_a_key_file_beside_the_image_may_not_lead_out(made: Make, tmp_path: Path) -> None:
     root = tmp_path / "imports"
     root.mkdir()
-    image = made(raw, "image", *ENCRYPTED["luks in qcow2"]).rename(root / "disk.qcow2")
+    image = made("image", *ENCRYPTED["luks in qcow2"]).rename(root / "disk.qcow2")
     (root / "disk.qcow2.key").symlink_to(tmp_path / "key")
     with pytest.raises(HostPathRejected):
         detect_importer(image, root).open_disk(image, root, single_disk.DISK_KEY)
 
 
-def test_what_names_other_files_or_is_damaged_is_not_tried_on_qemu(raw: Path, tmp_path: Path) -> None:
+def test_what_names_other_files_or_is_damaged_is_not_tried_on_qemu(made: Make, raw: Path, tmp_path: Path) -> None:
     option = "encrypt.format=aes,encrypt.key-secret=s"
     secret = ["--object", "secret,id=s,file=key"]
     create = ["create", "-q", *secret, "-f", "qcow2", "-o", option, "-b", str(raw), "-F", "raw", "over", "1M"]
@@ -163,7 +184,7 @@ def test_what_names_other_files_or_is_damaged_is_not_tried_on_qemu(raw: Path, tm
     assert isinstance(spec, QemuSpec)
     with pytest.raises(HostPathRejected, match="another file"):
         open_reader(spec)
-    plain = made(raw, "plain", "qcow2")
+    plain = made("plain", "qcow2")
     content = bytearray(plain.read_bytes())
     struct.pack_into(">Q", content, 40, 12345)  # its L1 table lies nowhere
     plain.write_bytes(content)
@@ -182,10 +203,10 @@ CUT = {
 
 
 @pytest.mark.parametrize("way", CUT)
-def test_an_image_that_ends_before_its_tables_do_is_refused(raw: Path, way: str, tmp_path: Path) -> None:
+def test_an_image_that_ends_before_its_tables_do_is_refused(made: Make, way: str, tmp_path: Path) -> None:
     """QEMU itself reads what is missing as zeros."""
     driver, options, missing = CUT[way]
-    image = made(raw, "image", driver, options)
+    image = made("image", driver, options)
     key: list[str | Path] = ["--key-file", tmp_path / "key"] if options else []
     assert disk("convert", *key, image, tmp_path / "whole.raw").exit_code == 0
     os.truncate(image, image.stat().st_size - missing)
@@ -203,8 +224,8 @@ def test_a_file_that_lost_the_bytes_of_its_format_is_no_raw_disk(name: str, tmp_
     assert disk("info", (tmp_path / name).rename(tmp_path / "disk.raw")).exit_code == 0
 
 
-def test_only_files_can_be_given_to_qemu(raw: Path) -> None:
-    image = made(raw, "image", *ENCRYPTED["luks in qcow2"])
+def test_only_files_can_be_given_to_qemu(made: Make) -> None:
+    image = made("image", *ENCRYPTED["luks in qcow2"])
     packed = GzipSpec(over=RawSpec(path=str(image)), size_max_bytes=1 << 30)
     spec = ImageSpec(format="qcow2", over=packed, name="image")
     assert readable(spec) is spec
