@@ -63,15 +63,18 @@ def hyperv(keys: Mapping[str, object]) -> list[str]:
         inner: list[tuple[str, Mapping[str, object]]] = []
         for above, node in level:
             for key, value in node.items():
-                name = clean(f"{above}.{key}".lstrip("."))
                 if isinstance(value, Mapping) and depth < _HYPERV_DEPTH_MAX:
                     if id(value) not in seen:
                         seen.add(id(value))
-                        inner.append((name, value))
+                        inner.append((_named(above, key), value))
                 elif isinstance(value, Mapping) or (isinstance(value, str) and key != "pathname" and _names_device(value)):
-                    found.append(name)
+                    found.append(_named(above, key))
         level = inner
     return found
+
+
+def _named(above: str, key: str) -> str:
+    return clean(f"{above}.{key}".lstrip("."))
 
 
 def _names_device(value: str) -> bool:

@@ -9,8 +9,9 @@ _NAME_MAX_CHARS = 255
 
 def clean(value: str) -> str:
     """One line, without control characters, short enough for every file system."""
-    printable = "".join(character if character.isprintable() else " " for character in value)
-    return " ".join(printable.split())[:_NAME_MAX_CHARS]
+    if not value.isprintable():  # few are not; a description has thousands of names
+        value = "".join(character if character.isprintable() else " " for character in value)
+    return " ".join(value.split())[:_NAME_MAX_CHARS]
 
 
 def whole_number(value: str) -> int | None:
