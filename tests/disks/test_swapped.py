@@ -17,6 +17,7 @@ from synvirt.disks.specs import ChecksumSpec, QemuSpec
 from synvirt.errors import DiskReadFailed, HostPathRejected, UnsupportedFormat
 from synvirt.jobs.caging import _files
 from tests.cage.test_cage import needs
+from tests.disks import swaps
 
 
 @pytest.fixture
@@ -28,24 +29,7 @@ def imports(tmp_path: Path) -> Path:
     return folder
 
 
-def _file(imports: Path) -> None:
-    (imports / "vm" / "disk").unlink()
-    (imports / "vm" / "disk").symlink_to("../../shadow")
-
-
-def _folder(imports: Path) -> None:
-    (imports / "vm").rename(imports / "old")
-    (imports.parent / "outside").mkdir()
-    (imports.parent / "outside" / "disk").write_bytes(b"secret" + bytes(506))
-    (imports / "vm").symlink_to("../outside")
-
-
-def _another(imports: Path) -> None:
-    (imports / "vm" / "disk").unlink()
-    (imports / "vm" / "disk").write_bytes(b"other.".ljust(512))
-
-
-@pytest.mark.parametrize("swap", [_file, _folder])
+@pytest.mark.parametrize("swap", [swaps.file, swaps.folder])
 def test_a_file_that_was_swapped_is_not_copied(imports: Path, swap: Callable[[Path], None]) -> None:
     spec = READER_SPEC.validate_json(READER_SPEC.dump_json(raw_spec(imports, imports / "vm" / "disk")))
     with closing(open_reader(spec)) as reader:
@@ -61,7 +45,7 @@ def test_nor_is_its_digest_taken_nor_qemu_given_it(imports: Path) -> None:
     checksum = ChecksumSpec(path=path, length=512, algorithm="sha256", expected="0", name="disk", beneath=str(imports))
     image = QemuSpec(driver="qed", path=path, beneath=str(imports))
     keyed = QemuSpec(driver="qcow2", path=str(imports / "vm"), key_file=path, beneath=str(imports))
-    _file(imports)
+    swaps.file(imports)
     with pytest.raises(HostPathRejected):
         check(checksum)
     for spec in (image, keyed):
@@ -95,13 +79,13 @@ from synvirt.disks.specs import FileWriterSpec
 from synvirt.errors import SynvirtError
 from synvirt.jobs.caging import cage_of
 from synvirt.jobs.orders import CopyOrder, DiskOrder
-from tests.disks import test_swapped
+from tests.disks import swaps
 
 moment, swap, imports, spec = sys.argv[1], sys.argv[2], Path(sys.argv[3]), READER_SPEC.validate_json(sys.argv[4])
 path = str(imports / "vm" / "disk")
 def now(name):
     if name == moment:
-        getattr(test_swapped, swap)(imports)
+        getattr(swaps, swap)(imports)
 now("before the cage is made")
 cage = cage_of(CopyOrder(disks=(DiskOrder(key="a", reader=spec, writer=FileWriterSpec(path=path + ".out", size_bytes=512)),)))
 now("before it is entered")
@@ -135,7 +119,7 @@ MOMENTS = ("never", "before the cage is made", "before it is entered", "before t
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("swap", [_file, _folder, _another])
+@pytest.mark.parametrize("swap", [swaps.file, swaps.folder, swaps.another])
 def test_at_no_moment_does_a_swap_open_another_file(imports: Path, moment: str, swap: Callable[[Path], None]) -> None:
     needs("landlock", "seccomp")
     imports.parent.chmod(0o755)
@@ -148,7 +132,7 @@ def test_at_no_moment_does_a_swap_open_another_file(imports: Path, moment: str, 
     assert found["the other"] == "PermissionError"
     if moment == "never":
         assert (found["reader"], found["its name"]) == ("image.", "image.")
-    elif swap is _another and moment == "before the cage is made":
+    elif swap is swaps.another and moment == "before the cage is made":
         # Who may write there may put any file there: that one is the import.
         assert (found["reader"], found["its name"]) == ("other.", "other.")
     else:
