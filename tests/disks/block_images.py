@@ -17,6 +17,8 @@ from synvirt.programs import Output, ProgramFailed, run
 from tests.needs import need
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+# Formats whose disks are whole sectors, and no larger than was asked for.
+_OF_SECTORS = ("qcow2", "vdi", "vhdx")
 # What is compared at once: a sparse disk of many GiB is compared in its data only.
 _STEP = 4 * MIB
 _TRIES = 10
@@ -79,13 +81,15 @@ def make_by_writes(image: Path, image_format: str, options: str, size: int, piec
     """An image that qemu-img creates, and qemu-io writes to: its blocks lie in the order of the writes."""
     option = ["-o", options] if options else []
     qemu("qemu-img", "create", "-q", "-f", image_format, *option, image.name, str(size), cwd=image.parent)
-    write_to(image, image_format, pieces)
+    write_to(image, image_format, pieces, -(-size // 512) * 512 if image_format in _OF_SECTORS else None)
 
 
-def write_to(image: Path, image_format: str, pieces: Sequence[Write]) -> None:
-    """What qemu-io writes to an image that is there, over its parents if it has some."""
-    whole = json.loads(qemu("qemu-img", "info", "-f", image_format, "--output=json", image.name, cwd=image.parent))
-    commands = write_commands(pieces, whole["virtual-size"])
+def write_to(image: Path, image_format: str, pieces: Sequence[Write], size: int | None = None) -> None:
+    """What qemu-io writes to an image that is there, over its parents if it has some. `size`: the disk's, where it is known."""
+    if size is None and pieces:
+        whole = json.loads(qemu("qemu-img", "info", "-f", image_format, "--output=json", image.name, cwd=image.parent))
+        size = whole["virtual-size"]
+    commands = write_commands(pieces, size or 0)
     if commands:
         qemu("qemu-io", "-f", image_format, *commands, image.name, cwd=image.parent)
 
