@@ -4,7 +4,8 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,10 +20,11 @@ from synvirt.errors import (
     SnapshotFailed,
     SourceUnreachable,
 )
+from synvirt.live import SnapshotRef
 from synvirt.live.nutanix import volumes
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.live.nutanix.central import Central
-from synvirt.model.machine import VmManifest
+from synvirt.model.machine import Disk, VmManifest
 from tests.contracts.live import read
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import BLOCK
@@ -232,3 +234,18 @@ def test_a_recovery_point_that_is_still_being_made_is_removed_once_it_is_made(
     ask(access, lambda adapter: adapter.cleanup(vm.id, name))
     assert by_iscsi.names() == []
     assert not list((tmp_path / "adapter").iterdir())
+
+
+def test_a_recovery_point_that_is_gone_or_of_no_disk_is_said_before_anything_is_made() -> None:
+    """The pass takes another snapshot where it is gone, and compares the whole disk where the change id means nothing."""
+
+    def gone(_: str) -> None:
+        raise SnapshotFailed("it is gone")
+
+    vm: Any = SimpleNamespace(name="web")
+    disk = Disk(key="scsi.0", label="disk", capacity_bytes=BLOCK)
+    known = SnapshotRef(id=f"{volumes.PREFIX}p", change_ids={disk.key: "p/v/d"})
+    for point, since, error in ((gone, None, SnapshotFailed), (str, "p/v", CbtReset), (str, "", CbtReset)):
+        ways = volumes.Volumes(cast(Any, SimpleNamespace(point=point)), cast(Any, None), cast(Any, None))
+        with pytest.raises(error):
+            ways.open(vm, "synvirt-job-2", known, disk, since)
