@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from synvirt.errors import AuthFailed, Conflict, Internal, SourceUnreachable, SynvirtError
+from synvirt.errors import AuthFailed, Conflict, Internal, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.kvm.library import load
 from synvirt.live import SourceAccess
 from synvirt.live import ssh as libvirt_remote_ssh
@@ -202,6 +202,31 @@ def test_a_guest_that_ran_and_whose_libvirtd_was_restarted_may_run_on_another_ho
     for use in uses:
         with pytest.raises(Conflict, match="web ran when it was last read"):
             use()
+    assert domain.asked == []
+
+
+@pytest.mark.parametrize(("reads", "writes"), [(0, 0), (1, 0), (0, 1)])
+def test_a_guest_that_somebody_resumed_is_not_ended_though_it_was_started_to_be_read(
+    libvirt: Any, monkeypatch: pytest.MonkeyPatch, reads: int, writes: int
+) -> None:
+    """It is paused again, for another reason: its first instructions have read a disk, and its memory is its own."""
+    paused = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
+    domain: Any = Domain(paused, "<state reading='synvirt-a-1'/>")
+    monkeypatch.setattr(domain, "blockStats", lambda _: (reads, 0, writes, 0, 0), raising=False)
+    disk = "<disk type='file'><source file='/d'/><target dev='vda'/></disk>"
+    monkeypatch.setattr(domain, "XMLDesc", lambda _: f"<domain><devices>{disk}</devices></domain>", raising=False)
+    has_run = reads + writes > 0
+    assert domains.power_state(domain) == ("suspended" if has_run else "off")
+    domains.stop_reading(domain)
+    assert domain.isActive() == has_run
+    assert domains.noted(domain) == {}
+
+
+def test_saved_memory_is_not_used_up_by_reading_the_disks(libvirt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    domain: Any = Domain((libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_SAVED))
+    monkeypatch.setattr(domain, "hasManagedSaveImage", lambda: True)
+    with pytest.raises(SnapshotFailed, match="saved memory"):
+        domains.start_to_read(domain, "synvirt-a-1")
     assert domain.asked == []
 
 
