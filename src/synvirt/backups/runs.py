@@ -8,7 +8,7 @@ A run's work follows only from its row and its memory (memory.py), whether it is
 kind can also be continued. After the service's end a run continues at the next start, from its progress; after a lost lease,
 once the lease is held again. If it cannot continue, or the service has ended RESUMED_MAX times during it, it fails. What a
 failed or cancelled run made is undone, by the ledger. A restore that has started its guest at once does not fail
-(`until_it_goes_well`): what the guest wrote is nowhere else.
+(`until_it_goes_well`): what the guest wrote is nowhere else. One whose destination is away waits (`while_destination_is_away`).
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from synvirt.backups.memory import Memory
 from synvirt.backups.model import ENDS, UNENDED, BackupRun, RestoredDomain, Status, Trouble
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import wait
+from synvirt.destinations import DestinationAway
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, PersistFailed, SynvirtError
 from synvirt.jobs.board import Figures
 from synvirt.jobs.instant import AGAIN_S, GuestWrites, is_started, refuse_loss
@@ -45,6 +46,8 @@ from synvirt.store.ledger import Owner
 RUNS_AT_ONCE = 2
 # How often one run is continued after the service's end.
 RESUMED_MAX = 5
+# How long a restore waits for its destination, and the pauses between tries; the last one repeats.
+AWAY_S, AWAY_PAUSES_S = 86_400.0, (5.0, 10.0, 30.0, 60.0)
 # Seconds between two checks whether a thread has ended.
 LOOK_EVERY_S = 0.05
 # Runs that are read at once when old ones are removed.
@@ -280,7 +283,7 @@ class Runs:
         with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
             under_way = UnderWay(run, stop.is_set, self._save, self.figures, lambda: self._is_cut(run.id))
             try:
-                until_it_goes_well(under_way, lambda: self._to_its_end(under_way))
+                until_it_goes_well(under_way, lambda: while_destination_is_away(under_way, lambda: self._to_its_end(under_way)))
             except Exception as error:
                 self._stored_end(under_way, error)
             finally:
@@ -385,13 +388,32 @@ def until_it_goes_well(under_way: UnderWay, work: Callable[[], None]) -> None:
         wait(pause_s, under_way.stop)
 
 
+def while_destination_is_away(under_way: UnderWay, work: Callable[[], None]) -> None:
+    """Does the work, again while its destination is away, for AWAY_S at most. Each try continues the run, as after a restart of
+    the service. A run that has started a guest is not waited for here: it never fails."""
+    until, tries = None, 0
+    while True:
+        try:
+            return work()
+        except DestinationAway as error:
+            until = until or time.monotonic() + AWAY_S
+            if is_started(under_way.run.instant) or time.monotonic() >= until:
+                raise
+            trouble, pause_s = _trouble(error), AWAY_PAUSES_S[min(tries, len(AWAY_PAUSES_S) - 1)]
+            tries += 1
+            _log.warning("the destination is away", cause=trouble.message, again_s=pause_s)
+            _show(under_way, trouble, "It is tried again")
+        wait(pause_s, under_way.stop)
+        under_way.note(error=None)
+
+
 def _say(under_way: UnderWay, trouble: Trouble) -> None:
-    error = trouble.model_copy(
-        update={
-            "message": f"{trouble.message.rstrip('.')}. The guest runs on, and it is tried again",
-            "hint": trouble.hint or "cancel the run to give up: what the guest wrote is lost then",
-        }
-    )
+    hint = trouble.hint or "cancel the run to give up: what the guest wrote is lost then"
+    _show(under_way, trouble.model_copy(update={"hint": hint}), "The guest runs on, and it is tried again")
+
+
+def _show(under_way: UnderWay, trouble: Trouble, meanwhile: str) -> None:
+    error = trouble.model_copy(update={"message": f"{trouble.message.rstrip('.')}. {meanwhile}"})
     if under_way.run.error != error:
         under_way.note(error=error)
 

@@ -149,6 +149,40 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     made.close()
 
 
+@pytest.mark.parametrize("instant_", [False, True])
+def test_a_restore_waits_for_a_destination_that_is_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, instant_: bool
+) -> None:
+    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.05,))
+    (destination,) = place.restore_host.destinations.values()
+    assert isinstance(destination, DirectoryDestination)
+    away = [True]
+    monkeypatch.setattr(destination, "is_mounted", lambda: not away[0])
+    restored = place.restore(instant=instant_)
+    until(lambda: restored.run.error is not None)
+    assert restored.run.error is not None
+    assert restored.run.error.code == "E_BAK_DISK_WRITE_FAILED"
+    assert "nothing is mounted" in restored.run.error.message
+    assert restored.run.finished_at is None
+    assert not list((place.folder / "volumes").rglob("*"))
+    away.clear()
+    away.append(False)
+    run = ended(place.backups, restored.id)
+    assert (run.status, run.error) == (Status.COMPLETED, None)
+    (volume,) = (place.folder / "volumes").rglob("*.raw")
+    assert volume.read_bytes() == disk_content()
+
+
+def test_a_restore_that_waits_for_its_destination_can_be_cancelled(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (destination,) = place.restore_host.destinations.values()
+    monkeypatch.setattr(destination, "is_mounted", lambda: False)
+    restored = place.restore(instant=False)
+    until(lambda: restored.run.error is not None)
+    place.backups.runs.cancel(restored.id)
+    assert ended(place.backups, restored.id).status is Status.CANCELLED
+    assert place.left() == []
+
+
 def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(place: Place) -> None:
     restored = place.restore(SLOWLY)
     restored.runs()

@@ -74,8 +74,7 @@ class NewDomain:
             if request.start:
                 self._start(under_way, run_id, point)
             return
-        if not self._resumed:
-            self._check_room(copying, manifest, disks)
+        self._check_room(copying, manifest, disks)
         domain = self._domain(under_way, point, manifest, request)
         volumes = self._volumes(copying, disks)
         defined = self._over(under_way, domain, volumes.places(), point, request)
@@ -134,6 +133,9 @@ class NewDomain:
             )
 
     def _check_room(self, copying: Copying, manifest: Manifest, disks: Iterable[str]) -> None:
+        """Before the first volume is made: later the restore itself has taken some."""
+        if any(entry.kind == "volume" for entry in self._ledger.of(copying.under_way.run.id)):
+            return
         specs = [self._spec(manifest, target) for target in disks]
         needed = sum(copying.working.data_bytes(specs, copying.under_way.stop))
         name, destination = self._restore_host.default()
