@@ -130,6 +130,7 @@ def test_other_ways_are_read_in_the_cage_too(
             "source_ref": {"kind": "live_vm", "source_id": str(source.id), "vm_id": vm.id},
             "mode": mode,
             "target": {"start": False},
+            "limits": {"bandwidth_bps": 4 * MIB},  # its worker lives long enough to be looked at
         }
         job = finished(client, client.submit(MigrationPlan.model_validate(plan)))
         assert (job.mode_effective, job.last_error) == (mode, None)
