@@ -325,13 +325,18 @@ def waiting_for_a_silent_guest(tmp_path: Path) -> tuple[Stage, FakeHypervisor, M
     return stage, hypervisor, job, rehearsal
 
 
-def test_the_cut_over_calls_it_off(tmp_path: Path) -> None:
+def test_the_cut_over_calls_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage, hypervisor, job, rehearsal = waiting_for_a_silent_guest(tmp_path)
-    hypervisor.fail = None
-    hypervisor.domains[rehearsal.id].running = True
+    rows, cancel_of = stage.house.store.rehearsals, stage.house.store.rehearsals.cancel_of
+
+    def called_off(job_id: UUID) -> None:
+        cancel_of(job_id)
+        hypervisor.fail = None  # the job's own guest is not silent
+
+    monkeypatch.setattr(rows, "cancel_of", called_off)
     ended = stage.cut_over(job.id)
     assert ended.state == State.COMPLETED
-    assert stage.asking.get(job.id, rehearsal.id).state in REHEARSED
+    assert stage.asking.get(job.id, rehearsal.id).state is RehearsalState.CANCELLED
     assert stage.leftovers(ended) == []
     stage.close()
 
