@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 from graphlib import TopologicalSorter
+from itertools import islice
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
@@ -93,6 +94,12 @@ class Rehearsing:
         if here == {True}:
             self._begin(made)
         return made
+
+    def may_be_together(self, job_ids: Iterable[UUID]) -> bool:
+        """Whether enough of these jobs copy warm now. It reads no more of them than that takes."""
+        jobs = map(self._job, job_ids)
+        warm = (job for job in jobs if job is not None and why_not(job) is None)
+        return len(list(islice(warm, MEMBERS_LEAST))) == MEMBERS_LEAST
 
     def _of_wave(self, wave_id: UUID) -> list[tuple[RehearsedJob, Migration]]:
         """The wave's members whose jobs copy warm now, with their checks; each after those that it waits for."""

@@ -1,7 +1,7 @@
 """{base_url}/waves: the waves for their operator: waiting members with their reasons, the windows, and the actions on a
 wave."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -67,6 +67,9 @@ _TONES: Mapping[str, str] = {
     MemberState.CUTTING_OVER: "busy",
     MemberState.HEALTHY: "good",
 }
+
+# The members' states in which a job copies.
+_COPYING = (str(MemberState.SYNCING), str(MemberState.READY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,13 +292,27 @@ class WavePages:
             "members": [(member, possible_of_member(wave, member)) for member in members],
             "rehearsed": self._rehearsing.states_of([one.job_id for one in members if one.job_id is not None]),
             "words_missing": words_missing,
-            "actions": [(name, ACTIONS[name]) for name in possible(wave, row.counts.get(MemberState.FAILED, 0))],
+            "actions": [
+                (name, ACTIONS[name])
+                for name in possible(
+                    wave,
+                    failed=row.counts.get(MemberState.FAILED, 0),
+                    rehearsable=wave.state in GOING and self._rehearsing.may_be_together(self._copying(wave_id)),
+                )
+            ],
             "member_actions": MEMBER_ACTIONS,
             "openings": openings(wave, at) if wave.state not in WAVE_ENDS else [],
             "moving": wave.state in UNDER_WAY,
             "hooks": {hook.id: hook.url or hook.command for hook in wave.hooks},
             "deliveries": self._deliveries.page(wave_id, limit=DELIVERIES_SHOWN)[0] if wave.hooks else [],
         }
+
+    def _copying(self, wave_id: UUID) -> Iterator[UUID]:
+        """The jobs of the members that are copied now."""
+        last: int | None = -1
+        while last is not None:
+            rows, last = self._waves.rows.members(wave_id, limit=MEMBERS_ON_A_PAGE, after=last, states=_COPYING)
+            yield from (one.job_id for one in rows if one.job_id is not None)
 
 
 def what_if(form: Form, wave: Wave) -> WhatIf:
@@ -323,10 +340,11 @@ def what_if(form: Form, wave: Wave) -> WhatIf:
         raise BadRequest(f"{place(first['loc'])}: {worded(first)}", hint="go back and correct it") from error
 
 
-def possible(wave: Wave, failed: int) -> list[ActionName]:
-    """The actions that the page offers, in its order. `failed`: how many members have failed."""
+def possible(wave: Wave, *, failed: int, rehearsable: bool) -> list[ActionName]:
+    """The actions that the page offers, in its order. `failed`: how many members have failed; `rehearsable`:
+    whether enough copy warm."""
     canary_waits = wave.canary is not None and wave.canary.gate == "approval" and wave.canary_approval is None
-    asked_for: Mapping[ActionName, bool] = {"canary": canary_waits, "retry": failed > 0}
+    asked_for: Mapping[ActionName, bool] = {"canary": canary_waits, "retry": failed > 0, "rehearse": rehearsable}
     return [name for name, action in ACTIONS.items() if wave.state in action.states and asked_for.get(name, True)]
 
 
