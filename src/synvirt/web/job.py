@@ -208,8 +208,6 @@ class JobView:
         rehearsals = self.rehearsing.of(job.id)
         rehearsable = why_not(job) is None and not cancelling and not cutting and all(one.ended for one in rehearsals)
         lost = self._lost(job)
-        if lost is not None:  # it copies nothing: its newest figures are of the moment before
-            job = job.model_copy(update={"progress": job.progress.stopped()})
         return {
             "lost": lost,
             "rehearsals": rehearsals[:REHEARSALS_SHOWN],
