@@ -101,8 +101,7 @@ class ProcessExports:
         folder = self.folder(name)
         deadline = time.monotonic() + GONE_WITHIN_S
         while (process := holder(folder)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+            _kill(process)
             if time.monotonic() > deadline:
                 raise Internal(f"the process {process} that serves the guest's disks does not end")
             time.sleep(0.01)
@@ -128,9 +127,13 @@ def _is_served(folder: Path) -> bool:
 def _too_late(folder: Path) -> DiskReadFailed:
     """The error of disks that do not open. Ends the exporter that hangs over them: the next one would only wait for it."""
     if (hanging := holder(folder)) is not None and holder(folder, SERVES) is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(hanging, signal.SIGKILL)
+        _kill(hanging)
     return DiskReadFailed(f"the disks of the source do not open within {SERVED_WITHIN_S:g} s")
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        os.kill(process, signal.SIGKILL)
 
 
 def holder(folder: Path, byte: int = LIVES) -> int | None:
