@@ -316,7 +316,7 @@ async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: 
         else:
             await _while_guest_is_kept(job, readers, [until_it_goes_well(job, moved)])
         await _show_room(job, None)
-    await until_it_goes_well(job, partial(sweep_export, job, str(job.id)))
+    await sweep_export(job, str(job.id))  # where that fails, the whole step is tried again (advance.py)
     await _be(job, "done")
     job.stop.check()  # the last moment at which a cancel is possible
     await job.strike("export", str(job.id))
