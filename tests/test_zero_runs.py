@@ -23,6 +23,6 @@ def test_zero_runs_alternate_and_are_zero(pieces: list[tuple[bool, int]], offset
         at, last = end, zero
     assert at == len(content)
     for block in range(-offset % copying.ZERO_RUN_BYTES, len(content) - copying.ZERO_RUN_BYTES, copying.ZERO_RUN_BYTES):
-        if not any(content[block : block + copying.ZERO_RUN_BYTES]):
+        if content[block : block + copying.ZERO_RUN_BYTES] == copying.ZEROS:
             runs = list(zero_runs(buffer, offset, len(content)))
             assert any(start <= block < end and zero for start, end, zero in runs), "a zero block was not found"

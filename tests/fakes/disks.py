@@ -26,8 +26,8 @@ def blocks_of(content: bytes, block_bytes: int = BLOCK_BYTES) -> str:
     """The string that describes content, for a readable comparison; `?` where a block is not of one byte."""
     names = []
     for at in range(0, len(content), block_bytes):
-        found = set(content[at : at + block_bytes])
-        names.append("?" if len(found) != 1 else "0" if found == {0} else chr(found.pop()))
+        block = content[at : at + block_bytes]
+        names.append("?" if block != block[:1] * len(block) else chr(block[0]) if block[0] else "0")
     return "".join(names)
 
 

@@ -96,7 +96,7 @@ def by_hand(content: bytes) -> list[Row]:
     rows: list[Row] = []
     for start in range(0, len(content), BLOCK_BYTES):
         block = content[start : start + BLOCK_BYTES]
-        if any(block):
+        if block != bytes(len(block)):
             rows.append(Row(start, len(block), hashlib.sha256(block).digest()))
         elif rows and rows[-1].digest is None:
             rows[-1] = Row(rows[-1].start, rows[-1].length + len(block), None)

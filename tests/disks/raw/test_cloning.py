@@ -71,8 +71,9 @@ def files(folder: Path, content: bytes, offset: int, length: int) -> tuple[RawRe
     source, target = folder / "source.raw", folder / "target.raw"
     with source.open("wb") as file:
         for at in range(0, len(content), BLOCK):
-            if any(content[at : at + BLOCK]):
-                os.pwrite(file.fileno(), content[at : at + BLOCK], at)
+            block = content[at : at + BLOCK]
+            if block != bytes(len(block)):
+                os.pwrite(file.fileno(), block, at)
         file.truncate(len(content))
     with target.open("wb") as file:
         file.truncate(length)

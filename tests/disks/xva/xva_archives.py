@@ -25,7 +25,7 @@ def pieces(
         if place in keepalives and place > 0 and not is_last:
             yield f"{folder}/{number:08d}", b""
             number += 1
-        if any(data) or place == 0 or is_last:
+        if data != bytes(len(data)) or place == 0 or is_last:
             yield f"{folder}/{number:08d}", data
             if digest == "xxhash":
                 yield f"{folder}/{number:08d}.xxhash", f"{xxhash.xxh64_intdigest(data):X}".encode()
