@@ -400,7 +400,8 @@ class Session:
         self._mine: set[bytes] = set()
         self._used: set[str] = set()
         self._lock, self._putting = threading.Lock(), threading.Lock()
-        self._zero_names: dict[int, bytes] = {CHUNK_BYTES: self._keys.chunk_name(bytes(CHUNK_BYTES))}
+        # By length, once a chunk of it is added.
+        self._zero_names: dict[int, bytes] = {}
         # Bytes of disks that were new to the repository, and the bytes of their packs.
         self.new_bytes = self.stored_bytes = 0
 
