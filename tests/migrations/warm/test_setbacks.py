@@ -1,19 +1,25 @@
-"""How often a pass is begun again, and what is noted of it: without a run, as each setback is asked for directly."""
+"""How often a pass is begun again, what is noted of it, and what it then reads: without a run, as each is asked for directly."""
 
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from synvirt.disks.checking.sampling import ChangesMissed
+from synvirt.disks.specs import AllocatedSpec, ChangedSpec, RawSpec, ReaderSpec
 from synvirt.errors import CbtReset, CbtUnsupported, SnapshotFailed, SynvirtError
 from synvirt.jobs.stop import Stop
+from synvirt.live import SnapshotRef
 from synvirt.migrations.job import Job
 from synvirt.migrations.memory import PassMemory
+from synvirt.migrations.warm.one_pass import _opened_disks
 from synvirt.migrations.warm.setbacks import is_whole, note_setback
 from synvirt.migrations.warm.snapshots import Kind
 from synvirt.model.kinds import State
+from synvirt.model.machine import Disk
 from synvirt.sizes import KIB
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan
@@ -77,3 +83,41 @@ def test_a_source_that_is_not_to_be_trusted_is_never_trusted_again(job: Job, err
     assert job.migration.distrusted == (error.detail if isinstance(error, ChangesMissed) else None)
     assert job.migration.last_error is not None
     assert (job.migration.last_error.code, job.migration.last_error.fatal) == (error.code, False)
+
+
+DISK_IS = RawSpec(path="/disk")
+WRITTEN, CHANGED = AllocatedSpec(over=DISK_IS, areas=((0, 512),)), ChangedSpec(over=DISK_IS, areas=((0, 512),))
+
+
+@pytest.mark.parametrize(
+    ("number", "whole", "since", "given", "read", "compared", "sampled"),
+    [
+        (1, False, None, WRITTEN, WRITTEN, False, True),
+        (1, False, None, DISK_IS, DISK_IS, False, False),
+        (2, False, "id-1", CHANGED, CHANGED, False, True),
+        (1, True, None, WRITTEN, DISK_IS, False, False),
+        (2, True, None, WRITTEN, DISK_IS, True, False),
+    ],
+)
+def test_what_a_source_leaves_out_is_sampled_or_read(
+    number: int, whole: bool, since: str | None, given: ReaderSpec, read: ReaderSpec, compared: bool, sampled: bool
+) -> None:
+    """A source that is trusted no more is not believed either which blocks were never written."""
+    disk = Disk(key=DISK, label="", capacity_bytes=512)
+
+    async def open_disk(*asked: object) -> ReaderSpec:
+        assert asked[-1] == since
+        return given
+
+    job: Any = SimpleNamespace(
+        id="j",
+        vm_id=VM,
+        copied_disks=[(disk, "v")],
+        manifest=SimpleNamespace(name="web"),
+        migration=SimpleNamespace(retry_of=None),
+    )
+    before = None if since is None else SnapshotRef(id="s-1", change_ids={DISK: since})
+    adapter: Any = SimpleNamespace(open_disk=open_disk)
+    snapshot = SnapshotRef(id="s-2", change_ids={})
+    (found,) = asyncio.run(_opened_disks(job, adapter, snapshot, before, number, whole=whole, verify=False))
+    assert (found.reader, found.compare, found.sample is not None) == (read, compared, sampled)
