@@ -1,4 +1,4 @@
-"""How often a pass is begun again, what is noted of it, and what it then reads: without a run, as each is asked for directly."""
+"""How often a pass is begun again, what is noted of it, and what it then reads: without a run, each is asked for directly."""
 
 import asyncio
 from collections.abc import Iterator
