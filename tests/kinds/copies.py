@@ -24,14 +24,18 @@ def copy_as_killed(folder: Path, to: Path, outside: Callable[[], dict[str, Any]]
     By a process: one that opens and closes a database of its own, for a copy, loses its locks on it (fcntl(2))."""
     for _ in range(TIMES_MAX):
         seen, before = _at_rest(folder), deepcopy(outside())
-        copied = subprocess.run(["cp", "-a", "--reflink=auto", folder, to], stderr=subprocess.DEVNULL).returncode
-        if copied == 0 and _files(folder) == seen and _fields(outside()) == _fields(before):
+        if copy(folder, to) and _files(folder) == seen and _fields(outside()) == _fields(before):
             for path in (folder / "imports").rglob("*"):
                 if path.is_file():
                     _put_link(path, to / path.relative_to(folder))
             return before
         shutil.rmtree(to, ignore_errors=True)
     raise AssertionError(f"{folder} does not rest")
+
+
+def copy(folder: Path, to: Path) -> bool:
+    """Whether all of it was there to the end."""
+    return subprocess.run(["cp", "-a", "--reflink=auto", folder, to], stderr=subprocess.DEVNULL).returncode == 0
 
 
 def _fields(value: object) -> object:

@@ -61,6 +61,7 @@ class Repaired(InHouse):
         place.closing.callback(patched.undo)
 
     def prepare(self) -> None:
+        self.place.outside["contents"] = contents()
         before = self.house.run(self.house.intake.submit(self.scenario.plan(self.house)).id)
         assert before.state is State.COMPLETED, before.last_error
         self.place.outside["before"] = before.id
@@ -83,7 +84,7 @@ class Repaired(InHouse):
         return None if newest.id == self.before.id else newest.id
 
     def check(self, job_id: UUID) -> None:
-        for key, content in contents().items():
+        for key, content in self.place.outside["contents"].items():
             assert self.house.volume(self.before, key).read_bytes() == content, key
         repair = self.store.get(job_id).repair
         assert repair is not None
@@ -99,7 +100,7 @@ class Repaired(InHouse):
         assert job.last_error is not None
         assert job.last_error.code == "E_MIG_CANCELLED"
         now, damaged = self.house.volume(self.before).read_bytes(), self.place.outside["damaged"]
-        right = contents()
+        right = self.place.outside["contents"]
         for start in range(0, len(now), BLOCK_BYTES):
             block = slice(start, start + BLOCK_BYTES)
             assert now[block] in (damaged[block], right[DISK][block])
