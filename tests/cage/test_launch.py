@@ -1,5 +1,6 @@
 """Outside programs that read what strangers made, each started in a cage: one that misbehaves on purpose, and real ones."""
 
+import json
 import os
 import subprocess
 import sys
@@ -108,6 +109,15 @@ def test_an_overlay_that_names_another_file_does_not_have_it(tmp_path: Path) -> 
 def test_a_disk_in_a_pool_takes_a_network_and_its_settings() -> None:
     argv = image_tool(["qemu-img", "info"], writes=["/o/0.qcow2", "rbd:p/i:id=admin:conf=/etc/ceph/ceph.conf"])
     assert argv[0] == sys.executable
-    assert '"network": "any"' in argv[4]
-    assert '"reads": ["/etc/ceph"]' in argv[4]
-    assert '"writes": ["/o/0.qcow2"]' in argv[4]
+    fields = json.loads(argv[argv.index("qemu-img") - 1])
+    assert fields["network"] == "any"
+    assert fields["reads"] == ["/etc/ceph"]
+    assert fields["writes"] == ["/o/0.qcow2"]
+
+
+def test_a_launch_runs_no_code_of_its_environment_or_its_folder(tmp_path: Path) -> None:
+    for name in ("sitecustomize", "usercustomize", "json", "ctypes", "synvirt"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(66)")
+    argv = argv_in(Cage(), ["true"])
+    done = subprocess.run(argv, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60, check=False)
+    assert done.returncode == 0

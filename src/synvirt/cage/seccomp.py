@@ -7,7 +7,7 @@ processes' memory, namespaces, mounts, and kernel interfaces that no copy needs.
 
 import ctypes
 import errno
-import platform
+import os
 import socket
 import struct
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ _MESSAGING: Final = {"mq_open": 240, "msgget": 68, "shmget": 29, "semget": 64}
 
 def works() -> bool:
     """Whether it works on this architecture; others have other numbers."""
-    return platform.machine() == "x86_64"
+    return os.uname().machine == "x86_64"
 
 
 def restrict(*, sockets: Iterable[int], programs: bool) -> None:
