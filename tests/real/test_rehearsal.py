@@ -47,7 +47,7 @@ ping -c 1000 10.77.0.1 > /dev/null &
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[LibvirtLab]:
-    with lab() as running:
+    with lab(boots=True) as running:
         yield running
 
 

@@ -27,6 +27,7 @@ from tests.needs import need, need_root
 from tests.running import processes
 from tests.running.ports import free_port
 from tests.servers import libvirt_capabilities
+from tests.servers.halting_rom import SEABIOS, halting_rom
 from tests.servers.sshd import sshd_config
 
 START_TIMEOUT_S = 120
@@ -42,6 +43,7 @@ mount --bind "$1/lib" /var/lib/libvirt
 mount --bind "$1/log" /var/log/libvirt
 mount --bind "$1/cache" /var/cache/libvirt
 mount --bind "$1/etc" /etc/libvirt
+[ ! -e "$1/rom" ] || mount --bind "$1/rom" "$3"
 # --listen: for TLS and TCP, where no systemd hands sockets over.
 exec "$2" --listen --config "$1/libvirtd.conf" --pid-file "$1/pid"
 """
@@ -79,8 +81,11 @@ log_outputs = "3:file:{folder}/libvirtd.log"
 class LibvirtLab:
     """One host. `access(transport)` is how a source of it is registered; `connection` is the test's own, by its socket."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, boots: bool = False) -> None:
+        """`boots`: its guests begin with a real firmware, which reads their disks."""
         self.folder = folder
+        if not boots and SEABIOS.exists():
+            halting_rom(folder / "rom")
         self.tcp_port, self.tls_port, self.ssh_port = free_port(), free_port(), free_port()
         self.nbd_ports = tuple(sorted((free_port(), free_port())))
         self._children: list[subprocess.Popen[bytes]] = []
@@ -120,10 +125,7 @@ class LibvirtLab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # By force: to be asked takes each of them a second or two.
-        for pid in self._qemus():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.kill_all()
         with contextlib.suppress(load(Internal).libvirtError):
             self.connection.close()
         for child in self._children:
@@ -136,6 +138,7 @@ class LibvirtLab:
     def start_libvirtd(self) -> None:
         """Guests outlive it, and a new one finds them."""
         argv = ["unshare", "-m", "sh", "-c", _ENTER, "sh", str(self.folder), need("libvirtd", "libvirt-daemon")]
+        argv += [str(SEABIOS)]
         with (self.folder / "libvirtd.out").open("ab") as log:
             child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self._children.append(child)
@@ -281,6 +284,12 @@ class LibvirtLab:
         os.kill(int((self.folder / "run/qemu" / f"{domain.name()}.pid").read_text()), signal.SIGKILL)
         until(lambda: not domain.isActive())
 
+    def kill_all(self) -> None:
+        """By force: to be asked takes each of them a second or two."""
+        for pid in self._qemus():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def write(self, domain: Any, key: str, offset: int, data: bytes) -> None:
         """As its guest would: through QEMU's block layer, so that bitmaps see it."""
         path = self.folder / f"{uuid4().hex}.data"
@@ -331,10 +340,10 @@ def _target(domain: Any, block: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def lab() -> Iterator[LibvirtLab]:
+def lab(*, boots: bool = False) -> Iterator[LibvirtLab]:
     folder = Path(tempfile.mkdtemp(prefix="svlab-", dir="/var/tmp"))
     try:
-        with LibvirtLab(folder) as running:
+        with LibvirtLab(folder, boots=boots) as running:
             yield running
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -28,6 +28,7 @@ from tests.fakes.pve.qmp import BackupAccess
 from tests.fakes.pve.server import PveServer
 from tests.needs import need, need_root
 from tests.running.ports import free_port
+from tests.servers.halting_rom import halting_rom
 from tests.servers.libvirt_lab import until
 from tests.servers.sshd import sshd_config
 
@@ -67,6 +68,7 @@ class Machine:
         self.access = BackupAccess(front, self.qmp) if self.qmp != front else None
         argv = [need("qemu-system-x86_64", "qemu-system-x86"), "-name", f"{vm.vmid}", "-no-shutdown", "-nodefaults"]
         argv += ["-display", "none", "-m", str(vm.config["memory"]), "-machine", "q35,accel=tcg"]
+        argv += ["-bios", str(lab.rom)] if lab.rom is not None else []
         for name, path, more in (
             ("qmp", self.qmp, "server=on,wait=off"),
             ("qmp-event", self._run / "qmeventd.sock", "reconnect=5"),
@@ -128,8 +130,10 @@ class Machine:
 class PveLab:
     """A cluster of nodes, each at an address of its own on the loopback. The lab is its `Machines`, too."""
 
-    def __init__(self, folder: Path, *nodes: str) -> None:
+    def __init__(self, folder: Path, *nodes: str, boots: bool = False) -> None:
+        """`boots`: its guests begin with a real firmware, which reads their disks."""
         self.folder = folder
+        self.rom = None if boots else halting_rom(folder / "rom")
         self.ssh_port = free_port()
         self.machines: dict[int, Machine] = {}
         # Those whose QEMU has Proxmox VE's own commands for backup tools.
@@ -160,8 +164,7 @@ class PveLab:
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
-        for machine in self.machines.values():
-            machine.kill()
+        self.kill_all()
         for watcher in self._watchers:
             watcher.close()
         for child in self._children:
@@ -342,6 +345,11 @@ class PveLab:
     def kill(self, vmid: int) -> None:
         self.machines[vmid].kill()
 
+    def kill_all(self) -> None:
+        for machine in self.machines.values():
+            machine.kill()
+        self.machines.clear()
+
     def agent(self, vmid: int, command: str) -> Any:
         """By the guest's own, where there is one."""
         machine = self.machines[vmid]
@@ -407,10 +415,10 @@ class Qmeventd:
 
 
 @contextlib.contextmanager
-def pve_lab(*nodes: str) -> Iterator[PveLab]:
+def pve_lab(*nodes: str, boots: bool = False) -> Iterator[PveLab]:
     folder = Path(tempfile.mkdtemp(prefix="svp-", dir="/var/tmp"))
     try:
-        with PveLab(folder, *nodes) as running:
+        with PveLab(folder, *nodes, boots=boots) as running:
             yield running
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -33,7 +33,7 @@ with still(uri, Connection(uri, lambda: None).use().lookupByName(name)) as found
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[LibvirtLab]:
-    with lab() as running:
+    with lab(boots=True) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ XML = """<domain type='qemu'><name>x</name><uuid>3f1b7c1a-6e55-4a53-9bf5-5f3a5a8
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[LibvirtLab]:
-    with lab() as running:
+    with lab(boots=True) as running:
         yield running
 
 

@@ -23,7 +23,7 @@ from tests.servers.libvirt_lab import LibvirtLab, lab, until
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[LibvirtLab]:
-    with lab() as running:
+    with lab(boots=True) as running:
         yield running
 
 

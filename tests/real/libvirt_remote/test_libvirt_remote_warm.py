@@ -50,7 +50,7 @@ done
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[LibvirtLab]:
-    with lab() as running:
+    with lab(boots=True) as running:
         yield running
 
 

@@ -35,7 +35,7 @@ from tests.servers.pve_lab import PveLab, pve_lab
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[PveLab]:
-    with pve_lab("pve1") as running:
+    with pve_lab("pve1", boots=True) as running:
         yield running
         assert running.server.wrong == []
 
