@@ -18,8 +18,8 @@ from synvirt.sizes import GIB
 
 # Enough for an image tool with a disk of any size, as it reads the disk's tables piece by piece.
 MEMORY_BYTES = 2 * GIB
-# It needs only Python's modules and ours. So it starts without the environment's and those of installed packages (-I -S): none of
-# their code runs before the cage is entered. Our folder comes last: nothing in it is taken for a module of Python's.
+# It needs only Python's modules and ours. So it starts without the environment's and those of installed packages (-I -S): none
+# of their code runs before the cage is entered. Our folder comes last: nothing in it is taken for a module of Python's.
 _SOURCES = str(Path(__file__).resolve().parents[2])
 _START = f"import sys; sys.path.append(sys.argv.pop(1)); from {__name__} import main; main()"
 
