@@ -19,7 +19,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import MIB
 from tests.real import guests
 from tests.running import forked
-from tests.running.processes import command_line, is_guest, until
+from tests.running.processes import guests_of, until
 
 SIZE = 96 * MIB
 # Slow enough that there is a middle.
@@ -59,11 +59,7 @@ class Site:
         return MigrationPlan.model_validate(defaults | fields)
 
     def guests(self) -> list[int]:
-        found = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-        return [pid for pid in found if is_guest(command := command_line(pid)) and self._is_ours(command)]
-
-    def _is_ours(self, command: str) -> bool:
-        return str(self.data_dir) in command or any(str(link) in command for link in self._links())
+        return guests_of(self.data_dir, *self._links())
 
     def _links(self) -> list[Path]:
         """By which the embedded driver reaches a folder whose path is too long for sockets."""

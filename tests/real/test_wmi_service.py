@@ -1,6 +1,7 @@
 """Hyper-V as an operator meets it: `synvirt serve` in a process of its own, the command line, a host of our own with real VHDX
 on a real Samba; and the guest that was moved, booted here."""
 
+import contextlib
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from tests.holding import files_that_hold
 from tests.real.guests import halting_linux
 from tests.real.test_service import service
 from tests.running import forked
-from tests.running.processes import until
+from tests.running.processes import guests_of, until
 from tests.servers.remote_servers import PASSWORD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -47,12 +48,9 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "data"
     yield folder
     # The embedded driver's guests outlive the service, as guests should: here nobody wants them.
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(folder).encode() in entry.read_bytes() and b"qemu-system" in entry.read_bytes():
-                os.kill(int(entry.parent.name), signal.SIGKILL)
-        except OSError:
-            continue
+    for pid in guests_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def asked(data_dir: Path, *arguments: str, typed: str = "") -> str:

@@ -64,6 +64,12 @@ def is_guest(command: str) -> bool:
     return re.match(r"\S*qemu-system", command) is not None and " -machine none," not in command
 
 
+def guests_of(*marks: object) -> list[int]:
+    """The QEMUs that run a guest and have one of these in their arguments: a folder, a UUID."""
+    found = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in found if is_guest(command := command_line(pid)) and any(str(mark) in command for mark in marks)]
+
+
 def stopped(pid: int) -> None:
     """Wait until each thread of a process that was sent SIGSTOP has stopped; until one of them took the signal, all work on."""
     until = time.monotonic() + 60

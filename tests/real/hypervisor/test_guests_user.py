@@ -22,6 +22,7 @@ from synvirt.model.machine import Disk, VmManifest
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job
 from tests.needs import need, need_root
+from tests.running.processes import guests_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="as another user than root, guests run as that user")
 
@@ -56,14 +57,9 @@ def defined(host: LibvirtHost, name: str, path: Path, device: str = "file", **mo
 
 def process_of(uuid: UUID) -> Path:
     """QEMU's, by the UUID in its arguments."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command_line = path.read_bytes()
-        except OSError:
-            continue
-        if b"qemu-system" in command_line.partition(b"\0")[0] and str(uuid).encode() in command_line:
-            return path.parent
-    raise AssertionError(f"no QEMU of {uuid} runs")
+    found = guests_of(uuid)
+    assert found, f"no QEMU of {uuid} runs"
+    return Path(f"/proc/{found[0]}")
 
 
 def status(process: Path) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.needs import need
 from tests.running import forked
-from tests.running.processes import command_line
+from tests.running.processes import guests_of
 
 
 class Child:
@@ -44,11 +44,6 @@ class Child:
         return stdout.strip()
 
 
-def emulators(job_id: UUID) -> list[int]:
-    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in pids if "qemu-system" in (command := command_line(pid)) and str(job_id) in command]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need("qemu-system-x86_64", "qemu-system-x86")
@@ -62,20 +57,20 @@ def job_id(folder: Path) -> Iterator[UUID]:
     for child in list(Child.alive):  # of a test that failed
         child.kill()
     assert Child(folder, "end", job_id).rest() == "gone"
-    assert emulators(job_id) == []
+    assert guests_of(job_id) == []
 
 
 def test_a_guest_outlives_its_service_and_is_found_again(folder: Path, job_id: UUID) -> None:
     child = Child(folder, "begin", job_id)
     child.until("started")
-    (emulator,) = emulators(job_id)
+    (emulator,) = guests_of(job_id)
     child.kill()
-    assert emulators(job_id) == [emulator]
+    assert guests_of(job_id) == [emulator]
     again = Child(folder, "go on", job_id).rest()
     assert "no sign of life" in again, "it was found running, and watched"
-    assert emulators(job_id) == [emulator], "starting what runs starts nothing"
+    assert guests_of(job_id) == [emulator], "starting what runs starts nothing"
     assert Child(folder, "end", job_id).rest() == "gone"
-    assert emulators(job_id) == []
+    assert guests_of(job_id) == []
 
 
 @pytest.mark.parametrize("after", ["drawn", "defined"])
@@ -88,7 +83,7 @@ def test_killed_at_any_moment_it_leaves_nothing_that_cannot_be_removed(
     time.sleep(delay_s)
     child.kill()
     assert Child(folder, "end", job_id).rest() == "gone"
-    assert emulators(job_id) == []
+    assert guests_of(job_id) == []
 
 
 @pytest.mark.parametrize("delay_s", [0, 0.02, 0.05, 0.1, 0.2])
@@ -100,17 +95,17 @@ def test_killed_while_it_starts_it_can_be_started_again(folder: Path, job_id: UU
     again = Child(folder, "go on", job_id).rest()
     assert again.startswith("started")
     assert "no sign of life" in again, "it runs, and is watched"
-    assert len(emulators(job_id)) == 1
+    assert len(guests_of(job_id)) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_the_service_and_not_its_guests(folder: Path, job_id: UUID, how: signal.Signals) -> None:
     child = Child(folder, "begin", job_id)
     child.until("started")
-    emulator = emulators(job_id)
+    emulator = guests_of(job_id)
     assert child.kill(how) == ("interrupted" if how == signal.SIGINT else "")
     assert child.process.returncode == (0 if how == signal.SIGINT else -signal.SIGTERM)
-    assert emulators(job_id) == emulator
+    assert guests_of(job_id) == emulator
 
 
 def test_a_second_service_on_the_same_folder_is_refused(folder: Path, job_id: UUID) -> None:
@@ -122,5 +117,5 @@ def test_a_second_service_on_the_same_folder_is_refused(folder: Path, job_id: UU
     refused = Child(folder, "end", job_id).rest()
     assert refused.startswith("DomainDefineFailed")
     assert "only one service can run on a data_dir" in refused
-    assert len(emulators(job_id)) == 1
+    assert len(guests_of(job_id)) == 1
     child.kill()
