@@ -300,6 +300,8 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
         listed = ((int(area.start), int(area.length)) for area in answer.changedArea or ())
         # Tracked in steps that may exceed the disk's end.
         areas += [(at, min(length, size - at)) for at, length in listed if at < size and length > 0]
+        if (described := min(int(answer.startOffset), size)) > start:  # nothing is said of what is between: it is read
+            areas.append((start, described - start))
         if len(areas) > 2 * AREAS_MAX:  # a large disk with writes everywhere has half a billion of them
             areas = list(coarser(areas, AREAS_MAX))
         end = int(answer.startOffset) + int(answer.length)

@@ -249,3 +249,20 @@ def test_a_crash_while_the_tracking_is_switched_on_leaves_no_snapshot(platform: 
     assert platform.snapshots() == ["synvirt-tracking"]
     ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
     assert platform.snapshots() == []
+
+
+def test_what_an_answer_about_changes_leaves_out_is_read() -> None:
+    """An answer may begin behind what was asked for: nobody knows what is between."""
+
+    def described(start: int, length: int, *areas: tuple[int, int]) -> Any:
+        changed = [SimpleNamespace(start=at, length=size) for at, size in areas]
+        return SimpleNamespace(startOffset=start, length=length, changedArea=changed)
+
+    answers = iter([described(0, 1000, (100, 50)), described(1200, 800, (1500, 100)), described(2500, 9000)])
+    machine = SimpleNamespace(QueryChangedDiskAreas=lambda **asked: next(answers))
+    session: Any = SimpleNamespace(
+        host="vc", machine=lambda vm: machine, snapshot=lambda name: name, call=lambda what, ask: ask(None)
+    )
+    disk = SimpleNamespace(key=2000, capacityInBytes=3000)
+    areas = vim_changes._areas(session, VM, "snapshot-1", disk, "a/1")
+    assert set(areas) == {(100, 50), (1000, 200), (1500, 100), (2000, 500)}
