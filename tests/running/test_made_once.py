@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import weakref
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,8 @@ from fastapi import APIRouter, Depends, FastAPI, Query
 from fastapi.dependencies import utils
 
 from tests.fakes.service import Service
+from tests.needs import need_libvirt
+from tests.servers.libvirt_capabilities import EMULATORS, kept_for
 
 
 def test_a_service_that_is_closed_stays_in_no_memory(tmp_path: Path) -> None:
@@ -79,3 +82,15 @@ def test_what_a_task_returns_is_not_written_out() -> None:
 
     asyncio.run(made())
     assert written == []
+
+
+def test_answers_about_qemu_are_asked_again_once_its_inode_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libvirt asks again then, in each folder that it finds old answers in."""
+    need_libvirt()
+    program = tmp_path / EMULATORS[0]
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    before = kept_for(0)
+    assert kept_for(0) == before
+    (tmp_path / "linked").hardlink_to(program)
+    assert kept_for(0) != before

@@ -24,12 +24,16 @@ from synvirt.sample.pieces import cache_dir
 KEPT = "libvirt-capabilities"
 # Under the folder of libvirt's cache.
 ANSWERS = Path("qemu/capabilities")
+# libvirt asks each of them.
+EMULATORS = ("qemu-system-x86_64", "qemu-system-i386")
 
 
 def kept_for(uid: int) -> Path:
     """Where the answers are kept for folders whose QEMU runs as this user: another may not open /dev/kvm."""
     _boot, *qemu = accel._host_state()
-    state = (qemu, module().getVersion(), os.uname().release, uid)
+    # libvirt looks at the time of the inode, which a new hard link changes, too.
+    changed = [Path(found).stat().st_ctime_ns for name in EMULATORS if (found := shutil.which(name))]
+    state = (qemu, changed, module().getVersion(), os.uname().release, uid)
     return cache_dir() / KEPT / hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
 
