@@ -41,7 +41,8 @@ FIRST: dict[str, str] = {
     "E_MIG_DISK_READ_FAILED": "A damaged image, or a parent of it that is missing: `synvirt disk info IMAGE`.",
     "E_MIG_DISK_WRITE_FAILED": (
         "Usually there is no room: `synvirt destinations`. Then `synvirt migrations retry ID`. Where a zfs pool is not imported, or a "
-        "`mount_point` not mounted, a job that goes on waits: half an hour while its guest is off, else a day."
+        "`mount_point` not mounted, a job that goes on waits: half an hour while its guest is off, else a day. "
+        "A restore to a new domain waits for a day."
     ),
     "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
     "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's message is in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",

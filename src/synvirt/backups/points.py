@@ -22,6 +22,7 @@ class PointFigures:
     newest_at: dict[tuple[UUID, str], float] = field(default_factory=dict)
 
     def add(self, state: str, job_id: UUID, vm_id: str, *, count: int, newest_at: float) -> None:
+        """Counts `count` points of a guest that a job backs up; `newest_at`: of the newest, in seconds since 1970."""
         self.states[state] += count
         if state != "damaged":
             key = (job_id, vm_id)
