@@ -27,7 +27,7 @@ from synvirt.backups.memory import Memory
 from synvirt.backups.model import ENDS, UNENDED, BackupRun, RestoredDomain, Status, Trouble
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import wait
-from synvirt.destinations import DestinationAway
+from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, PersistFailed, SynvirtError
 from synvirt.jobs.board import Figures
 from synvirt.jobs.instant import AGAIN_S, GuestWrites, is_started, refuse_loss
@@ -46,8 +46,8 @@ from synvirt.store.ledger import Owner
 RUNS_AT_ONCE = 2
 # How often one run is continued after the service's end.
 RESUMED_MAX = 5
-# How long a restore waits for its destination, and the pauses between tries; the last one repeats.
-AWAY_S, AWAY_PAUSES_S = 86_400.0, (5.0, 10.0, 30.0, 60.0)
+# How long a restore waits for a destination that is away.
+AWAY_S = 86_400.0
 # Seconds between two checks whether a thread has ended.
 LOOK_EVERY_S = 0.05
 # Runs that are read at once when old ones are removed.

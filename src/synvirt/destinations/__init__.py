@@ -1,10 +1,14 @@
 """Destinations: where volumes are made. Blocking code, one file for each kind."""
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 from uuid import UUID
 
 from synvirt.disks.specs import WriterSpec
 from synvirt.errors import DiskWriteFailed
+
+# The pauses before what needs a destination that is away is tried again; the last one repeats. A host that has restarted mounts
+# a file system, or imports a pool, after the service is up.
+AWAY_PAUSES_S: Final = (5.0, 10.0, 30.0, 60.0)
 
 
 class DestinationAway(DiskWriteFailed):

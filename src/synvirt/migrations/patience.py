@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from synvirt.destinations import DestinationAway
+from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.guests import AdoptFailed
 from synvirt.live import GuestStaysOn
@@ -42,8 +42,7 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     GuestStaysOn: (60,),
     # The destination is full, or its pool is suspended. The changes are kept until they are in the volumes.
     AdoptFailed: (60,),
-    # A host that has restarted mounts a file system, or imports a pool, after the service is up.
-    DestinationAway: (5, 10, 30, 60),
+    DestinationAway: AWAY_PAUSES_S,
 }
 # From the first error, including the time before it in which the source did not answer. A short interruption is not shown; a
 # longer one is shown within a minute.
