@@ -287,7 +287,8 @@ class _Restored:
             if volume is not None and present.runs(domain):
                 text = f"disk {target} was restored in part when its guest was started: {snapshot} has what it held before"
                 self._under_way.warn(NO_WAY_BACK, text, self._vm_id)
-            present.refuse_running(domain)
+            if present.runs(domain) or not self._under_way.stop():
+                raise present.running(domain) from None
             raise
 
     def _stop(self) -> bool:
@@ -318,7 +319,7 @@ class _Restored:
                 text = f"a disk was restored when its guest was started: {snapshot} has what it held before"
                 self._under_way.warn(NO_WAY_BACK, text, self._vm_id)
             self._ledger.replace(self._run_id, tuple(forward[: len(self._swaps)]))
-            present.refuse_running(self._look_up())
+            raise present.running(self._look_up())  # even if it is off again by now: it has its old files
         if not self._ledger.sweep(self._run_id, then=(LedgerEntry(RESTORED, self._vm_id),)):
             raise Internal(
                 "the disks are restored, and the rest is not finished: see the service's log",

@@ -24,10 +24,15 @@ def runs(domain: Any) -> bool:
 def refuse_running(domain: Any) -> None:
     """SourceRunning, Internal."""
     if runs(domain):
-        raise SourceRunning(
-            f"{domain.name()} runs, or its memory is saved: its disks cannot be replaced",
-            hint="shut it down first (saved memory: virsh managedsave-remove), or restore to a new domain",
-        )
+        raise running(domain)
+
+
+def running(domain: Any) -> SourceRunning:
+    """The error for a guest that runs, or did so at a moment that counts."""
+    return SourceRunning(
+        f"{domain.name()} runs, or its memory is saved: its disks cannot be replaced",
+        hint="shut it down first (saved memory: virsh managedsave-remove), or restore to a new domain",
+    )
 
 
 def xml_of(domain: Any) -> str:
