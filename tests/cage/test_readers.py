@@ -20,7 +20,7 @@ import pytest
 
 from synvirt.disks.specs import FileWriterSpec, IscsiSpec, NfsSpec, QemuSpec, RawSpec, ReaderSpec, VddkSpec
 from synvirt.jobs.orders import CopyOrder, DiskOrder
-from tests.disks.block_images import qemu as run_qemu
+from tests.disks.luks_images import luks_image
 from tests.drawn import shared_in_a_file
 from tests.fakes import vddk as stand_in
 from tests.fakes.prism.iscsi import PREFIX, iscsi_target
@@ -96,9 +96,8 @@ def qemu(folder: Path, closing: ExitStack) -> ReaderSpec:
     """One whose passphrase is handed on in a file, too."""
     (folder / "disk").write_bytes(content())
     (folder / "key").write_text("open, sesame")
-    options = ["-f", "raw", "-O", "luks", "-o", "key-secret=s,iter-time=10"]
-    run_qemu("qemu-img", "convert", "--object", "secret,id=s,file=key", *options, "disk", "image", cwd=folder)
-    return QemuSpec(driver="luks", path=str(folder / "image"), key_file=str(folder / "key"))
+    image = luks_image(folder / "image", folder / "disk", folder / "key")
+    return QemuSpec(driver="luks", path=str(image), key_file=str(folder / "key"))
 
 
 class _Silent(BaseHTTPRequestHandler):

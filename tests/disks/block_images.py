@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from synvirt.blocks import DiskReader, Extent, Placed
-from synvirt.programs import Output, ProgramFailed, run
+from synvirt.programs import run
 from tests.needs import need
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -21,7 +21,6 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _OF_SECTORS = ("qcow2", "vdi", "vhdx")
 # What is compared at once: a sparse disk of many GiB is compared in its data only.
 _STEP = 4 * MIB
-_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -60,21 +59,10 @@ def scratch() -> Iterator[Path]:
 def qemu(program: str, *arguments: str, cwd: Path) -> str:
     """Run one of QEMU's tools. qemu-io ends with 0 after a command that it refused, so what it says is looked at as well."""
     need(program, "qemu-utils")
-    output = _run([program, *arguments], cwd)
+    output = run([program, *arguments], timeout_s=60, cwd=cwd)
     text = output.stdout + output.stderr
     assert program != "qemu-io" or "failed" not in text, text
     return output.stdout
-
-
-def _run(argv: list[str], cwd: Path) -> Output:
-    """On a busy machine QEMU may find no moment to measure how many rounds a LUKS key is worth: then it is asked again."""
-    for _ in range(_TRIES - 1):
-        try:
-            return run(argv, timeout_s=60, cwd=cwd)
-        except ProgramFailed as failure:
-            if "accurate CPU usage" not in failure.stderr:
-                raise
-    return run(argv, timeout_s=60, cwd=cwd)
 
 
 def make_by_writes(image: Path, image_format: str, options: str, size: int, pieces: Sequence[Write]) -> None:

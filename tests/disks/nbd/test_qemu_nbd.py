@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +20,7 @@ from synvirt.disks.specs import QemuDriver, QemuSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
 from tests.disks.block_images import bytes_of, qemu
+from tests.disks.luks_images import luks_image, luks_in_qcow2
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -87,15 +88,20 @@ class QemuNbdReaderOf:
         self._reader.close()
 
 
-@pytest.mark.parametrize(("way", "driver"), [("luks", "qcow2"), ("aes", "qcow2"), ("", "luks")])
-def test_an_encrypted_image_is_read_with_its_passphrase(raw: Path, scratch: Path, way: str, driver: str) -> None:
+def aes_in_qcow2(image: Path, raw: Path, key: Path) -> Path:
+    secret = ["--object", f"secret,id=s,file={key.name}", "-o", "encrypt.format=aes,encrypt.key-secret=s"]
+    qemu("qemu-img", "convert", *secret, "-f", "raw", "-O", "qcow2", raw.name, image.name, cwd=raw.parent)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("make", "driver"), [(luks_in_qcow2, "qcow2"), (aes_in_qcow2, "qcow2"), (luks_image, "luks")], ids=["luks", "aes", "whole"]
+)
+def test_an_encrypted_image_is_read_with_its_passphrase(
+    raw: Path, scratch: Path, make: Callable[[Path, Path, Path], Path], driver: str
+) -> None:
     (raw.parent / "passphrase").write_text("open, sesame")
-    options = f"encrypt.format={way},encrypt.key-secret=s" if way else "key-secret=s"
-    if way == "luks" or not way:
-        options += ",encrypt.iter-time=10" if way else ",iter-time=10"
-    secret = ["--object", "secret,id=s,file=passphrase"]
-    qemu("qemu-img", "convert", *secret, "-f", "raw", "-O", driver, "-o", options, raw.name, "image", cwd=raw.parent)
-    image = raw.with_name("image")
+    image = make(raw.with_name("image"), raw, raw.with_name("passphrase"))
     if driver == "qcow2":
         with pytest.raises(UnsupportedFormat, match="encrypted"):
             Qcow2Reader(RawReader(str(image)), name="image")
@@ -106,7 +112,7 @@ def test_an_encrypted_image_is_read_with_its_passphrase(raw: Path, scratch: Path
     assert read_all(reader) == raw.read_bytes()
     reader.close()
     reader.close()
-    if way != "aes":  # which has no way to know a wrong one
+    if make is not aes_in_qcow2:  # which has no way to know a wrong one
         with pytest.raises(MalformedArchive, match=r"(?i)password|passphrase"):
             QemuNbdReader(str(image), driver, passphrase="wrong")
 
