@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from synvirt.blocks import DiskReader
     from synvirt.cage import Cage
+    from synvirt.disks.passed import Pace
     from synvirt.disks.specs import ReaderSpec
     from synvirt.repository.opening import OpenRepositories
 
@@ -49,9 +50,9 @@ def _repair(order: RepairOrder, wire: Wire) -> None:
     repair_disks(order, wire, Openers(reader=partial(_open, None), writer=open_writer))
 
 
-def _open(repositories: "OpenRepositories | None", spec: "ReaderSpec | PointSpec") -> "DiskReader":
+def _open(repositories: "OpenRepositories | None", spec: "ReaderSpec | PointSpec", pace: "Pace | None" = None) -> "DiskReader":
     if not isinstance(spec, PointSpec):
-        return open_reader(spec)
+        return open_reader(spec, pace)
     assert repositories is not None
     return repositories.point(spec)
 

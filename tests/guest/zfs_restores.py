@@ -64,7 +64,7 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     wire: Any = SimpleNamespace(say=lambda message: None, stop=lambda: False)
 
     def copied(order: DiskOrder, stop: object) -> None:
-        openers = Openers(reader=lambda spec: Disk(breaks=breaks), writer=open_writer)
+        openers = Openers(reader=lambda spec, pace=None: Disk(breaks=breaks), writer=open_writer)
         copy_disks(CopyOrder(disks=(order,)), wire, openers)
 
     under_way: Any = SimpleNamespace(run=run, stop=lambda: False)

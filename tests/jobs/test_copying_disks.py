@@ -1,11 +1,13 @@
 """What a worker says of a disk is true when it says it: it may be killed right after."""
 
 import asyncio
+import gzip
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Literal
 from uuid import uuid4
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from synvirt.disks import open_writer
 from synvirt.disks.checking.block_hashes import known_digests
 from synvirt.disks.raw.aside import marks_bytes
-from synvirt.disks.specs import AsideWriterSpec, ChangedSpec, FileWriterSpec, RawSpec, XvaSpec
+from synvirt.disks.specs import AsideWriterSpec, ChangedSpec, FileWriterSpec, GzipSpec, RawSpec, ReaderSpec, XvaSpec
 from synvirt.jobs import copying_disks
 from synvirt.jobs.orders import PREPARING, CopyOrder, DiskOrder, HashesOrder
 from synvirt.jobs.process import WorkerDied
@@ -50,6 +52,27 @@ def resumed(folder: Path, content: bytes) -> DiskOrder:
     (folder / "volume").write_bytes(bytes(SIZE))
     writer = FileWriterSpec(path=str(folder / "volume"), size_bytes=SIZE)
     return DiskOrder(key="disk-0", reader=reader, writer=writer, since_bytes=SINCE, fresh=False)
+
+
+Behind = Literal["other disks", "its end"]
+
+
+def behind(what: Behind, folder: Path, content: bytes) -> ReaderSpec:
+    """A disk of which nothing can be read before as much as it has itself: the disk before it in a packed archive, or all of
+    its gzip file."""
+    if what == "its end":
+        (folder / "a.gz").write_bytes(gzip.compress(content, 1))
+        return GzipSpec(over=RawSpec(path=str(folder / "a.gz")), size_max_bytes=len(content))
+    disks = {"Ref:3": Random(5).randbytes(len(content)), "Ref:4": content}
+    path = xva_archives.packed(xva_archives.archive(folder / "a.xva", b"<x/>", disks), "gzip", "-1")
+    return XvaSpec(over=RawSpec(path=str(path)), folder="Ref:4", size_bytes=len(content), packing="gzip")
+
+
+def from_behind(what: Behind, folder: Path, content: bytes) -> CopyOrder:
+    """A first copy of it, at a shared rate."""
+    (folder / "volume").write_bytes(bytes(len(content)))
+    writer = FileWriterSpec(path=str(folder / "volume"), size_bytes=len(content))
+    return CopyOrder(disks=(DiskOrder(key="disk-0", reader=behind(what, folder, content), writer=writer),), shared_bytes=MIB)
 
 
 def test_the_hashes_of_a_disk_that_is_said_to_be_finished_are_believed(tmp_path: Path) -> None:
@@ -108,7 +131,7 @@ def test_what_a_stream_sends_again_is_read_as_a_copy_is(tmp_path: Path, monkeypa
     is_preparing = [isinstance(one, Result) and one.name == PREPARING for one in said]
     assert is_preparing[0]
     assert is_preparing == sorted(is_preparing, reverse=True), "afterwards it is a pass"
-    assert sum(limited) == SIZE
+    assert sum(limited) == SIZE + len(b"<x/>"), "the description lies before the disk"
     assert (tmp_path / "volume").read_bytes() == bytes(SINCE) + content[SINCE:]
 
 
@@ -128,3 +151,42 @@ def test_reading_a_stream_again_is_cancelled_as_a_copy_is(tmp_path: Path, monkey
         carried_out(CopyOrder(disks=(disk,), shared_bytes=MIB), said, stopped=lambda: bool(said))
     assert not [one for one in said if isinstance(one, Flushed)]
     assert (tmp_path / "volume").read_bytes() == bytes(SIZE)
+
+
+@pytest.mark.parametrize("what", ["other disks", "its end"])
+def test_what_comes_before_the_first_byte_is_read_as_a_copy_is(
+    what: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take hours: a worker that says nothing for so long is taken for stalled."""
+    monkeypatch.setattr(copying_disks, "PROGRESS_EVERY_S", 0)
+    limited: list[int] = []
+    monkeypatch.setattr(copying_disks.Share, "take", lambda self, amount: limited.append(amount))
+    content = Random(6).randbytes(SIZE)
+    said = carried_out(from_behind(what, tmp_path, content))
+    is_preparing = [isinstance(one, Result) and one.name == PREPARING for one in said]
+    assert sum(is_preparing) > 1
+    assert is_preparing == sorted(is_preparing, reverse=True), "afterwards it is a pass"
+    assert sum(limited) >= 2 * SIZE
+    assert (tmp_path / "volume").read_bytes() == content
+
+
+@pytest.mark.parametrize("what", ["other disks", "its end"])
+def test_reading_what_comes_before_the_first_byte_is_cancelled_as_a_copy_is(
+    what: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying_disks, "PROGRESS_EVERY_S", 0)
+    asked: list[int] = []
+
+    def take(share: copying_disks.Share, amount: int) -> None:
+        asked.append(amount)
+        if sum(asked) > MIB:
+            until(share._wire.stop)
+
+    monkeypatch.setattr(copying_disks.Share, "take", take)
+    said: list[Message] = []
+    order = from_behind(what, tmp_path, Random(7).randbytes(SIZE))
+    with pytest.raises(WorkerDied, match="exit code 1"):
+        carried_out(order, said, stopped=lambda: bool(said))
+    assert {one.name for one in said if isinstance(one, Result)} == {PREPARING}
+    assert not [one for one in said if not isinstance(one, Result)], "no pass has begun"
+    assert sum(asked) < SIZE

@@ -6,7 +6,7 @@ an image of it is opened, so that listing jobs and copying raw disks load none.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.disks.formats import ImageOpeners, image_format
@@ -43,6 +43,9 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
+
+if TYPE_CHECKING:
+    from synvirt.disks.passed import Pace
 
 
 def _qcow2(over: DiskReader, spec: ImageSpec) -> DiskReader:
@@ -97,11 +100,14 @@ def _delta(over: DiskReader, spec: DeltaSpec) -> DiskReader:
         raise
 
 
-def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
+def _xva(over: DiskReader, spec: XvaSpec, pace: "Pace | None") -> DiskReader:
     if spec.packing is not None:
         from synvirt.disks.xva.stream import XvaStream
 
-        return XvaStream(over, spec.packing, spec.folder, spec.size_bytes, spec.name)
+        stream = XvaStream(over, spec.packing, spec.folder, spec.size_bytes, spec.name)
+        if pace is not None:
+            stream.pass_others(pace)
+        return stream
     from synvirt.disks.xva.reader import XvaReader
 
     return XvaReader(over, spec.folder, spec.size_bytes, spec.name)
@@ -145,10 +151,10 @@ def _allocated(over: DiskReader, spec: AllocatedSpec) -> DiskReader:
     return AllocatedReader(over, spec.areas)
 
 
-def _gzipped(over: DiskReader, spec: GzipSpec) -> DiskReader:
+def _gzipped(over: DiskReader, spec: GzipSpec, pace: "Pace | None") -> DiskReader:
     from synvirt.disks.packed.gzipped import GzippedReader
 
-    return GzippedReader(over, spec.size_max_bytes, spec.name)
+    return GzippedReader(over, spec.size_max_bytes, spec.name, pace)
 
 
 def _served(spec: ServedSpec) -> DiskReader:  # noqa: PLR0911 - a table in the form of code
@@ -218,9 +224,12 @@ IMAGES: ImageOpeners = {
 }
 
 
-def open_reader(spec: ReaderSpec) -> DiskReader:
-    """The reader that the spec describes. DiskReadFailed, MalformedArchive, UnsupportedFormat, SourceUnreachable."""
-    return _open_reader(spec, 1)
+def open_reader(spec: ReaderSpec, pace: "Pace | None" = None) -> DiskReader:
+    """The reader that the spec describes. DiskReadFailed, MalformedArchive, UnsupportedFormat, SourceUnreachable.
+
+    With a `pace`, what must be read before the disk's first byte is read here, at that pace: Cancelled, too.
+    """
+    return _open_reader(spec, 1, pace)
 
 
 # The specs that lie over no other one.
@@ -233,33 +242,37 @@ _BY_THEMSELVES: dict[type[Spec], Callable[[Any], DiskReader]] = {
 }
 
 
-def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
+def _open_reader(spec: ReaderSpec, depth: int, pace: "Pace | None") -> DiskReader:
     if depth > NESTING_MAX:
         raise MalformedArchive(f"images lie in one another more than {NESTING_MAX} deep")
     if isinstance(spec, ServedSpec):
         return _served(spec)
     if isinstance(spec, RawSpec | QemuSpec | JoinedSpec | BlankSpec | AsideSpec):
         return _BY_THEMSELVES[type(spec)](spec)
-    over = _open_reader(spec.over, depth + 1)
+    over = _open_reader(spec.over, depth + 1, pace)
     try:
-        return _laid_over(over, spec)
+        return _laid_over(over, spec, pace)
     except BaseException:
         over.close()
         raise
 
 
-def _laid_over(over: DiskReader, spec: ImageSpec | AllocatedSpec | ChangedSpec | DeltaSpec | XvaSpec | GzipSpec) -> DiskReader:
+def _laid_over(
+    over: DiskReader,
+    spec: ImageSpec | AllocatedSpec | ChangedSpec | DeltaSpec | XvaSpec | GzipSpec,
+    pace: "Pace | None",
+) -> DiskReader:
     match spec:
         case AllocatedSpec():
             return _allocated(over, spec)
         case ChangedSpec():
             return _changed(over, spec)
         case XvaSpec():
-            return _xva(over, spec)
+            return _xva(over, spec, pace)
         case DeltaSpec():
             return _delta(over, spec)
         case GzipSpec():
-            return _gzipped(over, spec)
+            return _gzipped(over, spec, pace)
     opener = IMAGES.get(spec.format)
     if opener is None:
         raise UnsupportedFormat(f"{spec.name or 'the image'} is a {spec.format} image, which is not read yet")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import Copied, copy, default_threads
@@ -23,7 +24,7 @@ from synvirt.disks.checking.sampling import (
     lost_around,
 )
 from synvirt.disks.checking.unchanged import Differing, all_unchanged
-from synvirt.disks.passed import pass_over
+from synvirt.disks.passed import Pace, pass_over
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.raw.cloning import clone
 from synvirt.disks.rewriting import ComparingWriter
@@ -58,11 +59,17 @@ FILL_SHARE, FILL_LEAST_S = 0.1, 1.0
 TRACKING_HINT = "its change tracking cannot be trusted: look for a newer version of the platform, and check its disks"
 
 
+class OpenReader(Protocol):
+    """`pace`: of what must be read before the disk's first byte (disks.open_reader)."""
+
+    def __call__(self, spec: ReaderSpec | PointSpec, pace: Pace | None = None, /) -> DiskReader: ...
+
+
 @dataclass(frozen=True)
 class Openers:
     """How a worker opens what an order names; `synvirt.worker` puts them together."""
 
-    reader: Callable[[ReaderSpec | PointSpec], DiskReader]
+    reader: OpenReader
     writer: Callable[[WriterSpec], DiskWriter]
 
 
@@ -159,16 +166,16 @@ class Progress:
 
 
 class Preparing:
-    """Reports that the worker is at work before a copy: it folds what lies beside a volume, or reads again what a stream sends
-    again. That may take hours, and is no progress of a pass."""
+    """Reports that the worker is at work before a copy: it folds what lies beside a volume, or reads what comes before the
+    first byte that is wanted. That may take hours, and is no progress of a pass."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire, self._reported_at, self._done = wire, 0.0, 0
 
-    def moved(self, copied: Copied) -> None:
+    def moved(self, bytes_done: int) -> None:
         """Sends a message where bytes were moved, at most once in PROGRESS_EVERY_S."""
-        if copied.bytes_done > self._done and time.monotonic() - self._reported_at >= PROGRESS_EVERY_S:
-            self._reported_at, self._done = time.monotonic(), copied.bytes_done
+        if bytes_done > self._done and time.monotonic() - self._reported_at >= PROGRESS_EVERY_S:
+            self._reported_at, self._done = time.monotonic(), bytes_done
             self._wire.say(Result(name=PREPARING, content={}))
 
 
@@ -177,9 +184,10 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
     if isinstance(disk.writer, Qcow2WriterSpec):
         _as_qcow2(disk, Path(disk.writer.path), order.bandwidth_bps, wire, openers)
         return
+    pace = Pace(bandwidth_bps=order.bandwidth_bps, shared=shared, stop=wire.stop, on_progress=Preparing(wire).moved)
     with (
         exclusively(disk.writer),
-        _opened(disk, openers, wire) as (reader, writer),
+        _opened(disk, openers, wire, pace) as (reader, writer),
         Checksums(disk.checksums, stop=wire.stop) as checksums,
         _hashed(disk, writer.size) as hashes,
     ):
@@ -193,14 +201,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
 
         try:
             if disk.since_bytes and not isinstance(disk.reader, PointSpec) and begins_anew(disk.reader):
-                pass_over(
-                    reader,
-                    disk.since_bytes,
-                    bandwidth_bps=order.bandwidth_bps,
-                    shared=shared,
-                    stop=checksums.stop,
-                    on_progress=Preparing(wire).moved,
-                )
+                pass_over(reader, disk.since_bytes, pace)
             copied = copy(
                 rest if hashes is None else hashes.reading(rest, fresh=disk.fresh, since=disk.since_bytes),
                 writer if hashes is None else hashes.writing(writer),
@@ -336,16 +337,12 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
 
 
 @contextlib.contextmanager
-def _opened(disk: DiskOrder, openers: Openers, wire: Wire) -> Iterator[tuple[DiskReader, DiskWriter]]:
+def _opened(disk: DiskOrder, openers: Openers, wire: Wire, pace: Pace) -> Iterator[tuple[DiskReader, DiskWriter]]:
+    assert not isinstance(disk.writer, Qcow2WriterSpec)
     with contextlib.ExitStack() as stack:
-        if isinstance(disk.writer, AsideWriterSpec) and disk.writer.folds:
-            from synvirt.disks.raw.aside import fold
-
-            # No limit of the pass holds for it: it reads nothing of the source, and nothing over a network.
-            fold(disk.writer, stop=wire.stop, on_progress=Preparing(wire).moved)
-        reader = openers.reader(disk.reader)
+        fold_aside(disk.writer, wire)
+        reader = openers.reader(disk.reader, pace)
         stack.callback(reader.close)
-        assert not isinstance(disk.writer, Qcow2WriterSpec)
         writer = openers.writer(disk.writer)
         stack.callback(writer.close)
         if disk.fresh and isinstance(disk.reader, NbdSpec | NbdTlsSpec) and isinstance(disk.writer, FileWriterSpec):
@@ -355,6 +352,17 @@ def _opened(disk: DiskOrder, openers: Openers, wire: Wire) -> Iterator[tuple[Dis
             writer = ComparingWriter(writer, openers.reader(written(disk.writer)))
             stack.callback(writer.close)
         yield reader, writer
+
+
+def fold_aside(writer: WriterSpec, wire: Wire) -> None:
+    """Folds what lies beside the volume into it, once nobody needs the volume as it is. Call it before the volume is opened: a
+    reader that was opened before it looks for what was folded where it lay. DiskWriteFailed, Cancelled."""
+    if isinstance(writer, AsideWriterSpec) and writer.folds:
+        from synvirt.disks.raw.aside import fold
+
+        preparing = Preparing(wire)
+        # No limit of the pass holds for it: it reads nothing of the source, and nothing over a network.
+        fold(writer, stop=wire.stop, on_progress=lambda copied: preparing.moved(copied.bytes_done))
 
 
 @contextlib.contextmanager

@@ -126,7 +126,8 @@ class Listener:
     async def on_message(self, message: Moved | Flushed | Result) -> None:
         """Handles a message in the worker's order. A watermark is in the store on return."""
         if isinstance(message, Result):
-            await self.result(message)
+            if message.name != PREPARING:
+                await self.result(message)
             return
         job = self.job
         self.tally.take(message)
@@ -161,8 +162,6 @@ class Listener:
 
     async def result(self, message: Result) -> None:
         """Handles a result that only this kind of order has."""
-        if message.name == PREPARING:
-            return
         if message.name != WANTED_RATE or self.turns is None:
             raise TypeError(f"a copy has no result {message.name}")
         self.turns.want(WantedRate.of(message.content).bytes)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from synvirt.blocks import DiskReader, Extent, bytes_of
+from synvirt.disks.passed import Pace
 from synvirt.errors import DiskReadFailed, MalformedArchive
 
 if TYPE_CHECKING:
@@ -47,20 +48,21 @@ class _State:
 
 
 class GzippedReader:
-    """The content of the gzip file `over`, which it owns. Content of more than `size_max_bytes` is refused as a bomb."""
+    """The content of the gzip file `over`, which it owns. Content of more than `size_max_bytes` is refused as a bomb. `pace`:
+    at which it is inflated when it is opened."""
 
     max_readers = _READERS
 
-    def __init__(self, over: DiskReader, size_max_bytes: int, name: str) -> None:
+    def __init__(self, over: DiskReader, size_max_bytes: int, name: str, pace: Pace | None = None) -> None:
         self._over, self._name = over, name or "the gzip file"
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._states: list[_State] = []
-        self.size = self._measured(size_max_bytes)
+        self.size = self._measured(size_max_bytes, pace)
         # Where the last read ended; None: one has failed in the middle of a block.
         self._current: _State | None = None
 
-    def _measured(self, size_max_bytes: int) -> int:
+    def _measured(self, size_max_bytes: int, pace: Pace | None) -> int:
         """Inflates all, and keeps a state at intervals."""
         state = _State(0, 0, b"", zlib.decompressobj(_GZIP_ONLY))
         apart = _STATES_APART_MIN
@@ -69,6 +71,8 @@ class GzippedReader:
                 self._states.append(state.copy())
                 if len(self._states) > _STATES_MAX:
                     self._states, apart = self._states[::2], apart * 2
+            if pace is not None:
+                pace.take(BLOCK_BYTES)
             if not self._inflate(state, BLOCK_BYTES):
                 return state.at
             if state.at > size_max_bytes:

@@ -5,7 +5,7 @@
 The members of a disk ascend, so reading it in order needs neither an index nor a file to unpack to: one pass, and the first
 byte comes at once. Gaps in the archive are known only when the pass reaches them: all of the disk is one extent of data, and
 missing pieces are filled with zeros on the way. A resumed copy unpacks the part before its watermark again, and a disk behind
-others unpacks those first.
+others unpacks those first: within its first read, or before it by `pass_others`.
 """
 
 import threading
@@ -16,6 +16,7 @@ from synvirt.blocks import DiskReader, Extent, fill_zeros
 from synvirt.disks import tar
 from synvirt.disks.layers import Layer
 from synvirt.disks.packed.unpacking import Passing
+from synvirt.disks.passed import Pace
 from synvirt.disks.specs import Packing
 from synvirt.disks.xva.pieces import PIECE_MAX_BYTES, Piece, pieces, read_piece
 from synvirt.errors import DiskReadFailed, MalformedArchive, SynvirtError
@@ -41,7 +42,16 @@ class XvaStream:
         self._archive_name, self._name = name, f"{folder} in {name}"
         self._lock = threading.Lock()
         self._failure: SynvirtError | None = None
+        self._pace: Pace | None = None
         self._begin()
+
+    def pass_others(self, pace: Pace) -> None:
+        """Passes the disks before this one at that pace, in steps of a member. MalformedArchive, Cancelled, and errors of the
+        archive."""
+        with self._lock:
+            self._pace = pace
+            self._pass(0)
+            self._pace = None
 
     def extents(self) -> Iterator[Extent]:
         return iter([Extent(0, self.size)] if self.size else [])
@@ -113,5 +123,7 @@ class XvaStream:
                     f"{self._archive_name}: member {member.name!r} has {member.size} bytes at offset {member.offset} of the "
                     f"archive; none of an XVA has over {PIECE_MAX_BYTES}"
                 )
+            if self._pace is not None and not member.name.startswith(f"{self._folder}/"):
+                self._pace.take(member.size)
             yield member
         self._at_end = True
