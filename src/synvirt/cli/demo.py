@@ -63,29 +63,19 @@ def _demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: 
     say("Making a sample appliance: Debian's kernel, busybox and the QEMU guest agent on a disk that boots by itself")
     with start(settings) as service, Client.local(settings.socket_path, base_url=settings.base_url) as client:
         sample = _sample(settings, payload_mib)
-        say(f"  {sample.ova.name}: {sized(sample.ova.stat().st_size)} for a disk of {sized(sample.capacity_bytes)}")
         server = threading.Thread(target=_serve, args=(service, ready := threading.Event()), name="service")
-        server.start()
         try:
+            say(f"  {sample.ova.name}: {sized(sample.ova.stat().st_size)} for a disk of {sized(sample.capacity_bytes)}")
+            server.start()
             if not ready.wait(SERVICE_START_TIMEOUT_S):
                 return False
             say(f"The service runs at {service.address}")
-            job = _migrate(service, client, sample)
-            done = verdict(job)
-            if done:
-                try:
-                    _prove(service, job, sample)
-                    _summary(job)
-                    if stay:
-                        _stay(service)
-                finally:
-                    say("Stopping the guest and removing its volume: this was a demonstration")
-                    service.remove(job)
+            return _moved(service, client, sample, stay=stay)
         finally:
             service.stop()
-            server.join()
+            with suppress(RuntimeError):  # Ctrl-C came before it was started
+                server.join()
             sample.ova.unlink(missing_ok=True)
-    return done
 
 
 def _sample(settings: "Settings", payload_mib: int) -> "Sample":
@@ -99,8 +89,29 @@ def _serve(service: RunningService, ready: threading.Event) -> None:
     service.run(on_ready=ready.set)
 
 
-def _migrate(service: RunningService, client: "Client", sample: "Sample") -> Migration:
-    """The job at its end. After Ctrl-C it is cancelled, or its guest removed; then KeyboardInterrupt."""
+def _moved(service: RunningService, client: "Client", sample: "Sample", *, stay: bool) -> bool:
+    """Whether the sample ended as a running guest. After Ctrl-C its job is cancelled, or its guest removed; then
+    KeyboardInterrupt."""
+    try:
+        job = _migrate(client, sample)
+        done = verdict(job)
+        if done:
+            try:
+                _prove(service, job, sample)
+                _summary(job)
+                if stay:
+                    _stay(service)
+            finally:
+                say("Stopping the guest and removing its volume: this was a demonstration")
+                service.remove(job)
+    except KeyboardInterrupt:  # also between the job's end and the removal
+        _tidy(service, client, sample)
+        raise
+    return done
+
+
+def _migrate(client: "Client", sample: "Sample") -> Migration:
+    """The job at its end."""
     plan = MigrationPlan.model_validate(
         {
             "source": PlanSource(Offline=OfflineKind.OVA_ARCHIVE),
@@ -109,14 +120,10 @@ def _migrate(service: RunningService, client: "Client", sample: "Sample") -> Mig
             "target": Target(name=sample.ova.stem),
         }
     )
-    try:
-        job = client.submit(plan)
-        say(f"Submitted migration {job.id}")
-        with display(quiet=False) as show:
-            return watch(client, job, show=show)
-    except KeyboardInterrupt:
-        _tidy(service, client, sample)
-        raise
+    job = client.submit(plan)
+    say(f"Submitted migration {job.id}")
+    with display(quiet=False) as show:
+        return watch(client, job, show=show)
 
 
 def _tidy(service: RunningService, client: "Client", sample: "Sample") -> None:
