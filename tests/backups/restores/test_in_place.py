@@ -1,7 +1,10 @@
 """Restores in place of a guest in memory, which is started at any moment. Kills at each moment, on libvirt: tests/kinds."""
 
+import errno
+import json
+import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
@@ -12,13 +15,18 @@ from uuid import UUID
 import pytest
 
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
-from synvirt.backups.restores import present
+from synvirt.backups.restores import in_place, present
 from synvirt.backups.restores.domain import Place
 from synvirt.backups.restores.host import RestoreHost
-from synvirt.backups.restores.in_place import _Restored
-from synvirt.errors import Cancelled, SourceRunning
+from synvirt.backups.restores.in_place import OVERTAKEN, Swap, _mark, _Restored, gone_forward
+from synvirt.backups.working import Copying
+from synvirt.errors import BackupConflict, Cancelled, PersistFailed, SourceRunning, SourceUnsupported
+from synvirt.jobs.ledger import Ledger
 from synvirt.jobs.orders import DiskOrder
+from synvirt.kvm.connection import load
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
+from synvirt.store import Store
+from synvirt.store.ledger import LedgerEntry
 from tests.backups.house import House
 from tests.fakes.backups import backups_of
 from tests.fakes.hypervisor import FakeHypervisor
@@ -26,7 +34,7 @@ from tests.fakes.restoring import XML, restore_host_of
 from tests.kinds.runs import rows_left
 from tests.needs import need_libvirt
 
-THEN, NOW = b"then" * 1000, b"now" * 1000
+THEN, NOW, MEANWHILE = b"then" * 1000, b"now" * 1000, b"meanwhile" * 1000
 
 
 class Guest:
@@ -34,13 +42,14 @@ class Guest:
 
     def __init__(self, xml: str) -> None:
         self.xml, self.looks, self.runs_at = xml, 0, range(0)
+        self.is_saved, self.snapshots = False, 0
 
     def isActive(self) -> bool:  # noqa: N802 - libvirt's names
         self.looks += 1
         return self.looks in self.runs_at
 
     def hasManagedSaveImage(self) -> bool:  # noqa: N802
-        return False
+        return self.is_saved
 
     def XMLDesc(self, _flags: int) -> str:  # noqa: N802
         return self.xml
@@ -52,7 +61,7 @@ class Guest:
         return "web"
 
     def snapshotNum(self) -> int:  # noqa: N802
-        return 0
+        return self.snapshots
 
     def listAllCheckpoints(self, _flags: int) -> list[Any]:  # noqa: N802
         return []
@@ -72,17 +81,30 @@ class OneGuest(House):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, started=False)
+        self.is_alone = False
         self.disk = folder / "images/web"
         self.guest = Guest(XML.replace("/images/web", str(self.disk)))
         self.guests.xml = self.guest.xml
         self.image("web", THEN)
         made = restore_host_of(folder, FakeHypervisor())
         connection: Any = SimpleNamespace(uri=made.connection.uri, use=lambda: SimpleNamespace(defineXML=self.defined))
-        host = Host(**{one.name: getattr(made, one.name) for one in fields(made)} | {"connection": connection})
+        own = {"connection": connection, "alone": self.alone}
+        host = Host(**{one.name: getattr(made, one.name) for one in fields(made)} | own)
         object.__setattr__(host, "guest", self.guest)
-        self.backups = backups_of(self.store, self.guests, folder, restore_host=host)
-        self.backups.start()
+        self.host = host
+        self.begin()
         (self.point,) = self.run(self.job("web")).restore_point_ids
+
+    def begin(self) -> None:
+        """A service."""
+        self.backups = backups_of(self.store, self.guests, self.folder, restore_host=self.host)
+        self.backups.start()
+
+    @contextmanager
+    def alone(self, vm_id: str, stop: Callable[[], bool]) -> Iterator[None]:
+        self.is_alone = True
+        yield
+        self.is_alone = False
 
     def defined(self, xml: str) -> None:
         self.guest.xml = xml
@@ -142,3 +164,169 @@ def test_a_guest_that_ran_for_a_moment_is_why_the_copy_onto_its_device_ended(
     spec = PointSpec(repository=RepositorySpec(place=FolderSpec(path="/x"), key=""), point_id="", number=0)
     with pytest.raises(error):
         restored._device("vda", Place(str(device), "block"), 0, spec)
+
+
+def test_nobody_else_uses_the_guest_from_the_check_to_the_end(house: OneGuest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a backup of it, which would have the restore's bytes and the guest's as those of one moment."""
+    calls: list[bool] = []
+
+    def noted(really: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls.append(house.is_alone)
+            return really(*arguments, **named)
+
+        return call
+
+    for place, name in ((present, "runs"), (Copying, "copy"), (in_place, "_swap"), (present, "define")):
+        monkeypatch.setattr(place, name, noted(getattr(place, name)))
+    house.image("web", NOW)
+    run = house.restored()
+    assert run is not None
+    assert (run.status, house.disk.read_bytes() == THEN) == (Status.COMPLETED, True)
+    # It was looked at once when the restore was asked for.
+    assert (calls[0], set(calls[1:]), house.is_alone) == (False, {True}, False)
+
+
+@pytest.mark.parametrize(
+    ("of_guest", "xml", "error"),
+    [
+        ({"snapshots": 1}, ("", ""), BackupConflict),
+        ({"is_saved": True}, ("", ""), SourceRunning),
+        ({}, ("type='raw'", "type='vmdk'"), SourceUnsupported),
+        ({}, ("type='file'", "type='network'"), SourceUnsupported),
+        ({}, ("type='file' device", "type='block' device"), SourceUnsupported),
+        ({}, ("'vda'", "'vdb'"), BackupConflict),
+    ],
+)
+def test_a_disk_that_cannot_be_replaced_as_a_whole_is_left_alone(
+    house: OneGuest, of_guest: dict[str, Any], xml: tuple[str, str], error: type[Exception]
+) -> None:
+    """A snapshot's data, or a saved guest's, would not fit the disk any more."""
+    house.image("web", NOW)
+    vars(house.guest).update(of_guest)
+    house.guest.xml = house.guest.xml.replace(*xml)
+    with pytest.raises(error):
+        house.backups.restore(house.point, RestoreRequest(target="in_place"))
+    assert (house.disk.read_bytes() == NOW, rows_left(house.store)) == (True, [])
+
+
+def test_a_link_to_the_disk_stays_and_the_file_keeps_its_owner_and_mode(
+    house: OneGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda _path, *owner: owners.append(owner))
+    really = house.folder / "really"
+    really.write_bytes(NOW)
+    really.chmod(0o604)
+    house.disk.unlink()
+    house.disk.symlink_to(really)
+    assert house.restored() is not None
+    assert (house.disk.is_symlink(), really.read_bytes() == THEN) == (True, True)
+    status = really.stat()
+    assert (owners, status.st_mode & 0o777) == ([(status.st_uid, status.st_gid)], 0o604)
+
+
+def written(disk: Path) -> None:
+    disk.write_bytes(MEANWHILE)
+
+
+def replaced(disk: Path) -> None:
+    """By a file of the same age."""
+    status = disk.stat()
+    disk.with_suffix(".new").write_bytes(MEANWHILE)
+    os.utime(disk.with_suffix(".new"), ns=(status.st_atime_ns, status.st_mtime_ns))
+    disk.with_suffix(".new").rename(disk)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "runs", "content"),
+    [(None, False, THEN), (written, False, MEANWHILE), (replaced, False, MEANWHILE), (None, True, NOW)],
+)
+@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize("by", ["the next service", "its sweep alone"])
+def test_a_file_that_its_guest_may_have_used_since_the_kill_is_kept(
+    tmp_path: Path, meanwhile: Callable[[Path], None] | None, runs: bool, content: bytes, is_swapped: bool, by: str
+) -> None:
+    """And one that got its name before it is what the guest uses, whatever happened to it since."""
+    run_id, guest = UUID(int=1), Guest("")
+    disk, staged = tmp_path / "disk", tmp_path / f".synvirt-{UUID(int=1)}-0"
+    disk.write_bytes(NOW)
+    swap = LedgerEntry("swap", json.dumps([str(staged), str(disk), _mark(str(disk)), "x"]))
+    staged.write_bytes(THEN)
+    if is_swapped:
+        staged.rename(disk)
+        content = {THEN: THEN, NOW: THEN, MEANWHILE: MEANWHILE}[content]
+    if meanwhile is not None:
+        meanwhile(disk)
+    guest.runs_at = range(1, 1000) if runs else range(0)
+    host: Any = SimpleNamespace(domain=lambda *_: guest)
+    entries = [swap, LedgerEntry(in_place.CHECKPOINTS, "x")]
+    if by == "the next service":
+        need_libvirt()
+        with closing(Store(f"sqlite:///{tmp_path / 'test.db'}")) as store:
+            ledger = Ledger(store.ledgers, "run", host="local", undo=in_place.undo(host), order=in_place.ORDER)
+            ledger.replace(run_id, entries)
+            found = gone_forward(host, ledger, run_id)
+            is_kept = not is_swapped and content != THEN
+            assert (found is None) == is_kept
+            assert (OVERTAKEN in [entry.kind for entry in ledger.of(run_id)]) == is_kept
+            assert ledger.sweep(run_id)
+    else:
+        in_place.undo(host)["swap"](run_id, swap.name)
+    before = Path(Swap(str(staged), str(disk)).before)
+    before.unlink(missing_ok=True)  # an entry of its own
+    assert disk.read_bytes() == content
+    assert [one.name for one in tmp_path.iterdir() if one.suffix != ".db"] == ["disk"]
+
+
+class Failing:
+    """At one moment, of steps that are counted from 1."""
+
+    def __init__(self, moment: int) -> None:
+        self.moment, self.count = moment, 0
+
+    def step(self, really: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.count += 1
+            if self.count == self.moment:
+                raise error
+            return really(*arguments, **named)
+
+        return call
+
+
+def test_whatever_fails_the_guest_has_all_of_the_point_or_nothing_of_it(house: OneGuest) -> None:
+    """Its disk and its definition, at the latest when the next service has begun; and nothing else is left."""
+    need_libvirt()
+    then, now = house.guest.xml, house.guest.xml.replace("64</memory>", "96</memory>")
+    steps: list[tuple[object, str, Exception]] = [
+        *((os, name, OSError(errno.EIO, "Input/output error")) for name in ("link", "chown")),
+        *(
+            (place, name, OSError(errno.EIO, "Input/output error"))
+            for place, name in ((Path, "replace"), (in_place, "sync_folder"))
+        ),
+        (present, "define", load().libvirtError("it is away")),
+        *((Ledger, name, PersistFailed("the store is away")) for name in ("record", "replace")),
+    ]
+    ends: set[Status] = set()
+    for moment in count(1):
+        house.image("web", NOW)
+        house.guest.xml, failing = now, Failing(moment)
+        with pytest.MonkeyPatch.context() as patched:
+            for place, name, error in steps:
+                patched.setattr(place, name, failing.step(getattr(place, name), error))
+            run = house.restored()
+        assert run is not None
+        if rows_left(house.store):
+            house.backups.close()
+            house.begin()
+        is_then = "96</memory>" not in house.guest.xml
+        assert house.disk.read_bytes() == (THEN if is_then else NOW), moment
+        assert ([one.name for one in (house.folder / "images").iterdir()], rows_left(house.store)) == (["web"], []), moment
+        assert is_then or run.status is Status.FAILED, moment
+        ends.add(run.status)
+        if failing.count < moment:
+            assert run.status is Status.COMPLETED
+            break
+    assert (Status.FAILED in ends, moment > 10) == (True, True)
+    assert house.guest.xml != then, "it is another generation"
