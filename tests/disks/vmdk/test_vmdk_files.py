@@ -3,14 +3,20 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from synvirt.blocks import DiskReader
 from synvirt.disks.raw.files import RawReader
+from synvirt.disks.vmdk import reader as vmdk_reader
+from synvirt.disks.vmdk import sparse, tables
 from synvirt.disks.vmdk.reader import VmdkReader
 from synvirt.errors import DiskReadFailed, HostPathRejected, MalformedArchive, SynvirtError, UnsupportedFormat
+from synvirt.sizes import MIB
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.disks.block_images import assert_same_disk, bytes_of
 from tests.disks.vmdk.vmdk_images import (
@@ -223,8 +229,10 @@ def test_a_parent_is_found_beside_its_snapshot(tmp_path: Path, hint: str) -> Non
 def test_a_parent_that_was_changed_is_refused(tmp_path: Path) -> None:
     write_image(tmp_path, "base", HOSTED, cid=0xABC)
     write_image(tmp_path, "disk", COWD, parent_cid=0xABD, parent="base.vmdk")
+    before = open_files()
     with pytest.raises(MalformedArchive, match="CID was 00000abd; now it is 00000abc"):
         open_vmdk(tmp_path / "disk.vmdk")
+    assert open_files() == before
 
 
 def test_a_chain_that_is_a_loop_or_endless_is_refused(tmp_path: Path) -> None:
@@ -249,6 +257,52 @@ def test_everything_is_closed_with_the_disk(tmp_path: Path) -> None:
     reader.close()
     reader.close()
     assert open_files() == before
+
+
+@pytest.mark.parametrize("make", [_snapshot, _split_snapshot])
+def test_nothing_stays_open_where_a_read_fails_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], bytes]
+) -> None:
+    """At each read of the headers, descriptors and tables of all its files."""
+    make(tmp_path)
+    left, read = 0, sparse.read_at
+
+    def failing(*arguments: Any) -> bytearray:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise DiskReadFailed("the file system is away")
+        return read(*arguments)
+
+    for room in (vmdk_reader, sparse, tables):
+        monkeypatch.setattr(room, "read_at", failing)
+    before = open_files()
+    for moment in count(1):
+        left = moment
+        try:
+            open_vmdk(tmp_path / "disk.vmdk").close()
+        except DiskReadFailed:
+            assert open_files() == before, moment
+            continue
+        break
+    assert moment > 10, "it has that many reads"
+
+
+def test_a_disk_in_parts_is_read_as_often_at_once_as_the_least_of_its_files_allows() -> None:
+    parts: list[Any] = [SimpleNamespace(size=1, max_readers=most) for most in (64, 2, 3)]
+    for beneath in parts:
+        joined = vmdk_reader._Joined([part for part in parts if part is not beneath], [beneath], "disk.vmdk")
+        assert joined.max_readers == 2
+
+
+def test_a_chain_has_a_most_of_tables_whatever_the_number_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand small files of ours would else fill the memory with their directories."""
+    monkeypatch.setattr(vmdk_reader, "_CHAIN_TABLES_MAX", 5)
+    opened, of_two = vmdk_reader._Opened(None), sparse.Sparse("hosted", 2 * MIB, MIB, 1, SECTOR)
+    opened.count(of_two, "disk.vmdk")
+    opened.count(of_two, "disk.vmdk")
+    with pytest.raises(MalformedArchive, match="over 5 grain tables"):
+        opened.count(of_two, "disk.vmdk")
 
 
 def test_a_stream_reader_is_refused(tmp_path: Path) -> None:
