@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from synvirt.accounts import Role
+from synvirt.model.submitter import Submitter
 
 
 @dataclass(slots=True)
 class Act:
-    """A request of `account` (its name in the audit trail). `plan_digest`: of the plan in the request, once accepted."""
+    """A request of `account` (its name in the audit trail) from `address`, which is empty by the Unix socket. `plan_digest`: of
+    the plan in the request, once accepted."""
 
     account: str
     role: Role
+    address: str = ""
     plan_digest: str | None = None
     # The caller logged in on the page, and may log out there.
     by_session: bool = False
@@ -44,10 +47,10 @@ def current() -> Act | None:
     return _ACT.get()
 
 
-def submitter() -> str | None:
-    """The account; None for the service itself, for example a schedule."""
+def submitter() -> Submitter | None:
+    """Who asks; None for the service itself, for example a schedule."""
     act = _ACT.get()
-    return None if act is None else act.account
+    return None if act is None else Submitter(account=act.account, role=str(act.role), address=act.address)
 
 
 def bring(plan: BaseModel) -> None:

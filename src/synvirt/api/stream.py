@@ -24,6 +24,7 @@ from fastapi.sse import format_sse_event
 
 from synvirt.model.job import Progress
 from synvirt.model.values import Model
+from synvirt.store.documents import as_answered
 
 _log = structlog.get_logger("synvirt.stream")
 
@@ -102,7 +103,7 @@ def as_json(name: str, update: Callable[[UUID, S, Progress], Model]) -> Words[An
     """`event: name` with the whole job, `event: progress` with figures."""
 
     def event(happened: Happened) -> bytes:
-        return format_sse_event(event=name, data_str=happened.document, id=str(happened.id))
+        return format_sse_event(event=name, data_str=as_answered(happened.document), id=str(happened.id))
 
     def figures(id_: UUID, state: S, progress: Progress) -> bytes:
         return format_sse_event(event="progress", data_str=update(id_, state, progress).model_dump_json())

@@ -10,6 +10,7 @@ from synvirt.backups.retention import Retention
 from synvirt.backups.schedule import Schedule
 from synvirt.model.access import Credentials, Endpoint, Fingerprint
 from synvirt.model.job import Instant, Progress
+from synvirt.model.submitter import Submitted
 from synvirt.model.values import WHOLE, Bytes, Model, Name, Received, Time
 from synvirt.repository.garbage import Collected
 from synvirt.repository.verify import Report
@@ -220,8 +221,8 @@ RunKind = Literal["backup", "restore", "verify", "boot_test", "collect"]
 
 class BackupRun(Model):
     """A backup, a restore, a verification, a boot test or a collection of garbage, under way or ended. `trigger`: who began
-    it; again: the schedule, since the service's end had cut the one before off. `submitted_by`: the account that
-    asked for it. `stored_bytes`: what the repository grew by.
+    it; again: the schedule, since the service's end had cut the one before off. `submitted_by`: who asked for it; null: the
+    service itself. `stored_bytes`: what the repository grew by.
     `path`: where a restore put the disks; `domain`: the guest that it became; `instant`: how far that one is, where it
     was started at once. `error`: why it failed; while it is under way, what it tries again. `report`: what is wrong with the
     repository, `collected`: what was removed from it. `resumed_count`: how often the service ended meanwhile, and the run went
@@ -230,7 +231,7 @@ class BackupRun(Model):
     id: UUID
     kind: RunKind = "backup"
     trigger: Trigger = "asked"
-    submitted_by: str | None = None
+    submitted_by: Submitted = None
     job_id: UUID | None = None
     repository_id: UUID | None = None
     status: Status = Status.QUEUED

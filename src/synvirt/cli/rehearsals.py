@@ -247,9 +247,14 @@ def _path(client: "Client", job: str, rehearsal: str) -> str:
 
 
 def _sheet(found: dict[str, Any]) -> None:
+    from synvirt.model.submitter import submitter_in
+
     print(
         f"{shown(found['state'])}: the source as it was on {at(found['moment'])}" if found["moment"] else shown(found["state"])
     )
+    asking = submitter_in(found)
+    if asking is not None:
+        print(f"asked by {shown(str(asking))}")
     for check in found["checks"]:
         print(f"  {'ok  ' if check['ok'] else 'BAD '} {shown(check['name'])}: {shown(check['detail'])}")
     for one in found["sameness"]:

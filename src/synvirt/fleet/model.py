@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, StringConstraints, model_validator
 from synvirt.model.access import Endpoint
 from synvirt.model.checks import Check
 from synvirt.model.plan import DestinationName, MigrationPlan
+from synvirt.model.submitter import Submitted
 from synvirt.model.times import LocalTime, Moment, TimeZone
 from synvirt.model.values import WHOLE, Model, Name, Received, Time
 from synvirt.sizes import KIB, TIB
@@ -259,7 +260,7 @@ class Wave(Model):
     canary_approval: Approval | None = None
     # Why it is held or has failed, in a sentence.
     reason: str | None = None
-    submitted_by: str | None = None
+    submitted_by: Submitted = None
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None
@@ -275,7 +276,7 @@ class WaveSummary(Model):
     start_at: Time | None
     forecast: WaveForecast | None
     reason: str | None
-    submitted_by: str | None
+    submitted_by: Submitted
     created_at: Time
     started_at: Time | None
     finished_at: Time | None

@@ -158,8 +158,8 @@ class Waves:
 
     def hold(self, wave_id: UUID) -> Wave:
         """Begins nothing new; running copies and cut-overs go on."""
-        account = submitter()
-        reason = f"It was held by {account}." if account else "It was held."
+        asking = submitter()
+        reason = f"It was held by {asking.account}." if asking else "It was held."
         return self._change(
             wave_id, GOING, lambda before: before.model_copy(update={"state": WaveState.HELD, "reason": reason})
         )
@@ -192,7 +192,8 @@ class Waves:
 
     def approve(self, wave_id: UUID, asked: ApprovalRequest) -> Wave:
         """BadRequest, if no member waits for that approval."""
-        account, at = submitter() or "local", now()
+        asking, at = submitter(), now()
+        account = asking.account if asking else "local"
         if asked.canary:
             word = Approval(approver="canary", account=account, at=at)
             states = {WaveState.DRAFT, *GOING}

@@ -27,6 +27,7 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.repair import Repair
+from synvirt.model.submitter import Submitter
 from synvirt.model.values import now
 from synvirt.offline.elsewhere import name_of, separated
 from synvirt.store import Store
@@ -101,9 +102,9 @@ class Intake:
         return found
 
     def submit(
-        self, plan: MigrationPlan, *, job_id: UUID | None = None, submitted_by: str | None = None, attempt: int = 1
+        self, plan: MigrationPlan, *, job_id: UUID | None = None, submitted_by: Submitter | None = None, attempt: int = 1
     ) -> Migration:
-        """Makes a job of the plan. `job_id`: of a job that is stored already; `submitted_by`: the account, if the service acts
+        """Makes a job of the plan. `job_id`: of a job that is stored already; `submitted_by`: for whom, if the service acts
         for one; `attempt`: how often the plan is tried with this one."""
         manifest = self._check(plan)
         secret = None
@@ -161,7 +162,7 @@ class Intake:
             self._check_corrected(plan, before.manifest)
         return self._take_up(before, plan, uuid4(), submitter())
 
-    def go_on_from(self, before_id: UUID, plan: MigrationPlan, *, job_id: UUID, submitted_by: str | None) -> Migration:
+    def go_on_from(self, before_id: UUID, plan: MigrationPlan, *, job_id: UUID, submitted_by: Submitter | None) -> Migration:
         """`submit`, for a plan whose job failed before. It uses that job's volumes, if they were kept on this host and no other
         job has taken them over."""
         before = self.store.get(before_id) if self.store.is_of(before_id, self._host) else None
@@ -171,7 +172,7 @@ class Intake:
         self._check_corrected(plan, before.manifest)
         return self._take_up(before, plan, job_id, submitted_by)
 
-    def _take_up(self, before: Migration, plan: MigrationPlan, job_id: UUID, submitted_by: str | None) -> Migration:
+    def _take_up(self, before: Migration, plan: MigrationPlan, job_id: UUID, submitted_by: Submitter | None) -> Migration:
         with self.store.adding():
             self._claim(plan)
             job = taken_up(self.store, before, plan, job_id=job_id, host=self._host, submitted_by=submitted_by)

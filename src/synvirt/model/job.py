@@ -9,6 +9,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.problems import Problem
 from synvirt.model.rehearsal import Sameness
 from synvirt.model.repair import Repair
+from synvirt.model.submitter import Submitted
 from synvirt.model.values import Bytes, Model, Time
 
 
@@ -219,8 +220,7 @@ class Migration(Model):
     restart_of: UUID | None = None
     # 1 for a new plan; one more for each retry of it, and each time another host started it over.
     attempt: int = 1
-    # The account that submitted it, as the audit trail names it.
-    submitted_by: str | None = None
+    submitted_by: Submitted = None
     # The id of the host that has it, as /hosts lists it. Null: the job is of an earlier version.
     host: str | None = None
     created_at: Time

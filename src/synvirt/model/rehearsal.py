@@ -7,6 +7,7 @@ from uuid import UUID
 from pydantic import Field, StringConstraints
 
 from synvirt.model.problems import Problem
+from synvirt.model.submitter import Submitted
 from synvirt.model.values import WHOLE, Model, Received, Time
 
 CHECKS_MAX = 32
@@ -157,7 +158,7 @@ class Rehearsal(Model):
     together: Together | None = None
     # One of several together: its checks are done, and it stays for the others.
     checked: bool = False
-    submitted_by: str | None = None
+    submitted_by: Submitted = None
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from synvirt.errors import BackupNotFound, not_listed
-from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
+from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after, written
 from synvirt.store.events import OF_RUNS, Event
 from synvirt.store.filters import Way, fields_are, kept, page_of
 from synvirt.store.ledger import LedgerRows, Owner
@@ -101,7 +101,7 @@ class BackupRows:
                 same = {"of_id": str(row.id), "of_host": host, "of_kind": row.kind}
                 before = db.execute(_LOCKED_DOCUMENT, same).first()
                 if before is None:
-                    document, version = row.document.model_dump_json(), VERSION
+                    document, version = written(row.document), VERSION
                     key = {"id": str(row.id), "host": host, "kind": row.kind, **_found_by(row.kind, row.document)}
                     db.execute(_INSERT, {**key, "state": row.state, "document": document, "version": version})
                 else:

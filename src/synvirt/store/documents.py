@@ -4,9 +4,13 @@ A column has each document's version, MAJOR.MINOR: lists give documents out as t
 field is added. A field that this version does not know is left out when the document is read, and put back when it is written.
 The major number grows when an earlier version would read a document wrongly. A document of another major number, or one that
 cannot be read, is Unreadable: it is quarantined, which means left as it is, and the doctor shows it.
+
+Who submitted a document is stored twice: `submitted_by` is the account alone, which is all that earlier versions can read, and
+`submitter` is the whole Submitter (docs/decisions/0021). Answers have the whole as `submitted_by`: `as_answered`.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -15,18 +19,25 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy import ColumnElement
 
 from synvirt.errors import Internal
+from synvirt.model.submitter import Submitter
 
 log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 1, 2
 VERSION = f"{MAJOR}.{MINOR}"
 
 # How often unknown fields are taken out. After one is out, another may show in a part that could not be checked before.
 ROUNDS = 5
 # The fields that identify an item of a list whose items come and go.
 _NAMES = ("key", "number", "at")
+# In a document: quotes inside texts are escaped, so no text contains one of these.
+_TEXT = r'"(?:[^"\\]|\\.)*"'
+_ACCOUNT = re.compile(rf'"submitted_by":({_TEXT})')
+_WHOLE = rf'"submitter":(\{{(?:{_TEXT}|[^"{{}}])*\}})'
+# An earlier version that wrote the document again has put what it did not know before the rest.
+_SUBMITTER = re.compile(rf"(?:,{_WHOLE}|{_WHOLE},)")
 
 
 class Unreadable(Internal):
@@ -48,6 +59,27 @@ def check_version(what: str, version: str) -> None:
     """Unreadable, where this version of the service cannot read the document's version."""
     if version.partition(".")[0] != str(MAJOR):
         raise Unreadable(f"a stored {what} is of version {version}, and this service knows {VERSION}", hint=_HINT)
+
+
+def written(document: BaseModel) -> str:
+    """The document as it is stored."""
+    text, who = document.model_dump_json(), getattr(document, "submitted_by", None)
+    if not isinstance(who, Submitter):
+        return text
+    whole, account = who.model_dump_json(), json.dumps(who.account, ensure_ascii=False)
+    text = text.replace(f'"submitted_by":{whole}', f'"submitted_by":{account}', 1)
+    return text if who == Submitter(account=who.account) else f'{text[:-1]},"submitter":{whole}}}'
+
+
+def as_answered(text: str) -> str:
+    """A stored document as the API answers it. It is not parsed: there may be thousands."""
+    account = _ACCOUNT.search(text)
+    if account is None:
+        return text
+    found = _SUBMITTER.search(text)
+    whole = Submitter(account=json.loads(account[1])).model_dump_json() if found is None else found[1] or found[2]
+    text = f'{text[: account.start()]}"submitted_by":{whole}{text[account.end() :]}'
+    return text if found is None else text.replace(found[0], "", 1)
 
 
 def parsed(model: type[M], text: str, version: str = VERSION) -> M:
@@ -90,7 +122,7 @@ def readable(model: type[M], texts: Iterable[str]) -> list[M]:
 
 def rewritten(before: str, known: BaseModel, after: BaseModel) -> str:
     """`after` as JSON, with the fields of `before` that this version does not know. `known`: what it has read of `before`."""
-    new, as_known = after.model_dump_json(), known.model_dump_json()
+    new, as_known = written(after), written(known)
     if before == as_known:  # this version wrote it, as nearly always: there is nothing to look for
         return new
     old, seen = json.loads(before), json.loads(as_known)
@@ -125,7 +157,7 @@ def _with_unknown(old: Any, seen: Any, new: Any) -> Any:
     if isinstance(old, dict) and isinstance(seen, dict) and isinstance(new, dict):
         more = {key: value for key, value in old.items() if key not in seen}
         kept = {key: _with_unknown(old[key], seen[key], new[key]) if key in old and key in seen else new[key] for key in new}
-        return more | kept
+        return kept | more
     if isinstance(old, list) and isinstance(seen, list) and isinstance(new, list) and len(old) == len(seen):
         if name := _name_of(seen + new):
             by_name = {one[name]: place for place, one in enumerate(seen)}

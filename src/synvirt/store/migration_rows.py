@@ -19,7 +19,7 @@ from sqlalchemy import (
 from synvirt.errors import not_listed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS
-from synvirt.store.documents import VERSION, parsed, version_after
+from synvirt.store.documents import VERSION, parsed, version_after, written
 from synvirt.store.events import OF_MIGRATIONS
 from synvirt.store.filters import kept
 from synvirt.store.ledger import Owner
@@ -73,7 +73,7 @@ def parse(row: Row[Any]) -> Migration:
 
 def add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None:
     """Adds the row of a new job, its sealed secrets, and its first event."""
-    document = job.model_dump_json()
+    document = written(job)
     values = {"id": str(job.id), "host": host, "state": job.state, "document": document, "version": VERSION}
     ref = job.plan.source_ref
     finders = {"name": kept(job.name), "source_id": str(ref.source_id) if ref.kind == "live_vm" else ""}

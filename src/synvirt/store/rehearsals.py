@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from synvirt.errors import Conflict, not_listed
 from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalState
-from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
+from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after, written
 from synvirt.store.tables import migrations, rehearsals
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -149,4 +149,4 @@ def _add(db: Connection, rehearsal: Rehearsal, known: Collection[str]) -> None:
     old = [row.number for row in db.execute(ended.limit(KEPT)).all()]
     db.execute(delete(rehearsals).where(rehearsals.c.number.in_(old)))
     values = {"id": str(rehearsal.id), "migration_id": job_id, "state": str(rehearsal.state)}
-    db.execute(insert(rehearsals).values(**values, document=rehearsal.model_dump_json(), version=VERSION))
+    db.execute(insert(rehearsals).values(**values, document=written(rehearsal), version=VERSION))

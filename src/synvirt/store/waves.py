@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, s
 from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed, not_listed
-from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
+from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after, written
 from synvirt.store.events import OF_WAVES, Event
 from synvirt.store.hosts import now
 from synvirt.store.tables import migrations, wave_events, wave_members, waves
@@ -127,7 +127,7 @@ class WaveRows:
         """Adds all waves, or none."""
         with self._writing() as db:
             for one in added:
-                values = {"id": str(one.id), "name": one.name, "state": one.state, "document": one.document.model_dump_json()}
+                values = {"id": str(one.id), "name": one.name, "state": one.state, "document": written(one.document)}
                 db.execute(insert(waves).values(**values, version=VERSION))
                 _add_members(db, one.id, one.members)
                 add_hooks(db, one.id, one.hooks)

@@ -30,6 +30,7 @@ from synvirt.errors import PersistFailed, Unauthorized
 from synvirt.model.kinds import LiveKind, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import SourceRequest
+from synvirt.model.submitter import Submitter
 from synvirt.model.values import now
 from synvirt.repository.folder import HostFolder
 from synvirt.store.access import AuditEntry, broken_at, link_of
@@ -274,8 +275,10 @@ def test_a_job_and_its_entry_say_who_submitted_it_and_which_plan(served: tuple[S
     )
     assert answer.status_code == 201, answer.text
     job = answer.json()
-    assert (job["submitted_by"], service.store.get(UUID(job["id"])).submitted_by) == ("operator", "operator")
+    who = Submitter(account="operator", role="operator", address="127.0.0.1")
+    assert (job["submitted_by"], service.store.get(UUID(job["id"])).submitted_by) == (who.model_dump(), who)
     newest = client.get(f"{API}/audit?limit=1", headers=basic("admin")).json()["items"][0]
+    assert {name: newest[name] for name in job["submitted_by"]} == job["submitted_by"], "as the trail names it"
     canonical = json.dumps(job["plan"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert newest["detail"] == f"{PREFIX}/migrations/{job['id']}"
     assert newest["plan_digest"] == hashlib.sha256(canonical.encode()).hexdigest()

@@ -284,7 +284,7 @@ class Gate:
 def _acting_for(caller: Caller | None) -> contextlib.AbstractContextManager[object]:
     if caller is None:
         return contextlib.nullcontext()
-    return acting(Act(shown_account(caller), caller.role, by_session=caller.by_session))
+    return acting(Act(shown_account(caller), caller.role, caller.address, by_session=caller.by_session))
 
 
 class FromSocket:

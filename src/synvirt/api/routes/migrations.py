@@ -25,7 +25,7 @@ from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
 from synvirt.model.plan import PlanEnvelope, RetryRequest
 from synvirt.model.values import Model
-from synvirt.store.documents import parsed
+from synvirt.store.documents import as_answered, parsed
 from synvirt.store.filters import Only
 
 # The specification's list is "all migrations": a page holds a large host's jobs of years, and limits our memory.
@@ -216,16 +216,16 @@ async def page(documents: list[str], following: int | None, board: Board, standi
     """
     running = {str(id_) for id_ in (*board.latest(), *standing)}
 
-    def as_now(document: str) -> str:
+    def as_now(stored: str) -> str:
+        document = as_answered(stored)
+        if document[_ID_IN_DOCUMENT] not in running:
+            return document
         job = board.current(parsed(Migration, document))
         return (still(job) if job.id in standing else job).model_dump_json()
 
     before = '{"items":['
     for start in range(0, len(documents), JOBS_A_PIECE):
-        piece = (
-            as_now(document) if document[_ID_IN_DOCUMENT] in running else document
-            for document in documents[start : start + JOBS_A_PIECE]
-        )
+        piece = map(as_now, documents[start : start + JOBS_A_PIECE])
         yield (before + ",".join(piece)).encode()
         before = ","
     cursor = f'"{following}"' if following is not None else "null"

@@ -100,7 +100,7 @@ def sheet(run: "BackupRun") -> None:
     from synvirt.cli.migrating.watching import described
 
     rows = [("id", str(run.id)), ("kind", run.kind.replace("_", " ")), ("status", str(run.status)), ("trigger", run.trigger)]
-    rows += [("asked by", run.submitted_by)] if run.submitted_by else []
+    rows += [("asked by", str(run.submitted_by))] if run.submitted_by else []
     rows += [("job", str(run.job_id))] if run.job_id else []
     rows += [("created", at(run.created_at))]
     rows += [("finished", at(run.finished_at))] if run.finished_at else []

@@ -313,7 +313,7 @@ def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
     if job.repair is None:
         planned = f" (planned {job.plan.mode})" if job.mode_effective != job.plan.mode else ""
         rows.append(("mode", f"{job.mode_effective}{planned}"))
-    rows += [("by", job.submitted_by)] if job.submitted_by else []
+    rows += [("by", str(job.submitted_by))] if job.submitted_by else []
     if job.host not in (None, "local"):
         state = None if job.host is None or job.ended else lost(job.host)
         waits = "" if state is None else f" ({state}: the job waits for it, or for a take-over; synvirt hosts list)"

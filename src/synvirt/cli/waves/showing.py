@@ -40,6 +40,8 @@ def show(options: Options, wave: WaveName) -> None:
 
     Example: synvirt waves show november
     """
+    from synvirt.model.submitter import submitter_in
+
     with options.connect() as client:
         answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}")
     if options.json:
@@ -47,6 +49,9 @@ def show(options: Options, wave: WaveName) -> None:
         return
     found = json.loads(answer)
     print(shown(f"{found['name']}: {found['state']}" + (f". {found['reason']}" if found["reason"] else "")))
+    asking = submitter_in(found)
+    if asking is not None:
+        print(f"by {shown(str(asking))}")
     _members(found["members"])
 
 

@@ -31,6 +31,7 @@ from synvirt.model.job import DiskProgress, Migration, Progress, StateVisit
 from synvirt.model.kinds import State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.submitter import Submitter
 from synvirt.model.values import now
 from synvirt.store import Store
 
@@ -78,7 +79,7 @@ def _at(plan: MigrationPlan, path: str) -> object:
 
 
 def taken_up(
-    store: Store, before: Migration, plan: MigrationPlan, *, job_id: UUID, host: str, submitted_by: str | None
+    store: Store, before: Migration, plan: MigrationPlan, *, job_id: UUID, host: str, submitted_by: Submitter | None
 ) -> Migration:
     """The job that takes over a failed one, with another plan. It is noted in the failed job first, so that no two jobs have
     the same volumes. Conflict, if there is nothing to take over. Blocks."""

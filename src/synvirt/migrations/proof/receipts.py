@@ -134,7 +134,7 @@ def facts_of(job: Migration, rehearsals: Sequence[Rehearsal] = ()) -> dict[str, 
         "job": {
             "id": str(job.id),
             "name": job.name,
-            "submitted_by": job.submitted_by,
+            "submitted_by": None if job.submitted_by is None else job.submitted_by.model_dump(mode="json"),
             "created_at": _at(job.created_at),
             "started_at": _at(job.started_at),
             "mode": str(job.mode_effective),
