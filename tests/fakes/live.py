@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, VmNotFound
-from synvirt.live import About, SnapshotRef, VmRow, stays_on
+from synvirt.live import About, SnapshotRef, VmRow, refuse_power_off
 from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk, GuestOs, Nic, VmManifest
 from synvirt.model.plan import Shutdown
@@ -312,8 +312,8 @@ class FakeAdapter:
 
     async def shutdown(self, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None) -> None:
         self._faults()
-        if manner != "force" and self.platform.strike("stays_on") and manner == "hold":
-            raise stays_on(vm_id, 300 if timeout_s is None else timeout_s)
+        if manner != "force" and self.platform.strike("stays_on"):
+            refuse_power_off(vm_id, manner, 300 if timeout_s is None else timeout_s, lambda: False)
         self.platform.power(vm_id, "off")
 
     async def power_on(self, vm_id: str) -> None:

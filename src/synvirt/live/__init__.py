@@ -12,7 +12,7 @@
 An adapter in the registry is also in the contract suite.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -144,20 +144,21 @@ class GuestStaysOn(Conflict):
     """The guest was asked to shut down, but still runs."""
 
 
-def stays_on(vm: str, timeout_s: float) -> GuestStaysOn:
-    """The error of a guest that still runs `timeout_s` seconds after it was asked to shut down."""
-    return GuestStaysOn(
-        f"{vm} was asked to shut down, and still runs after {timeout_s:.0f} s",
-        hint="it may be installing updates, or may ignore the request; it is not powered off: shut it down, or cancel the job",
-    )
-
-
-def stands_still(vm: str) -> Conflict:
-    """The error of a guest that was suspended after it was asked to shut down: a power-off would lose what it has in memory."""
-    return Conflict(
-        f"{vm} was asked to shut down, and is suspended: to power it off would lose what it has in memory",
-        hint="resume it or shut it down at the source, then submit it again",
-    )
+def refuse_power_off(vm: str, manner: Shutdown, timeout_s: float, is_suspended: Callable[[], bool]) -> None:
+    """Call it before a guest is powered off that is not off `timeout_s` seconds after it was asked, or could not be asked.
+    GuestStaysOn, where the manner is to hold; Conflict, where it is polite, and the guest was suspended meanwhile: what it has
+    in memory would be lost."""
+    if manner == "hold":
+        raise GuestStaysOn(
+            f"{vm} was asked to shut down, and still runs after {timeout_s:.0f} s",
+            hint="it may be installing updates, or may ignore the request; it is not powered off: shut it down, or cancel the "
+            "job",
+        )
+    if manner == "polite" and is_suspended():
+        raise Conflict(
+            f"{vm} was asked to shut down, and is suspended: to power it off would lose what it has in memory",
+            hint="resume it or shut it down at the source, then submit it again",
+        )
 
 
 class LiveAdapter(Protocol):

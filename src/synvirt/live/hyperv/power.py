@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from synvirt.errors import Internal, SourceUnreachable
-from synvirt.live import stands_still, stays_on
+from synvirt.live import refuse_power_off
 from synvirt.live.hyperv import journal, machines
 from synvirt.live.hyperv.session import HyperVRefused
 from synvirt.live.hyperv.tracking import Runs, passing, state_of
@@ -20,11 +20,8 @@ def shut_down(host: Runs, vm_id: str, timeout_s: float, manner: Shutdown = "poli
         return
     if manner != "force" and _shut_down(host, vm_id) and _comes(host, vm_id, "off", timeout_s):
         return
-    if manner == "hold":
-        raise stays_on(vm_id, timeout_s)
-    # For example its host was restarted meanwhile, which saves its VMs.
-    if manner == "polite" and _power(host, vm_id) == "suspended":
-        raise stands_still(vm_id)
+    # Suspended, for example where its host was restarted meanwhile, which saves its VMs.
+    refuse_power_off(vm_id, manner, timeout_s, lambda: _power(host, vm_id) == "suspended")
     _wish(host, vm_id, "off")
     if not _comes(host, vm_id, "off", POWER_TIMEOUT_S):
         raise SourceUnreachable(f"{vm_id} was switched off, and is not off after {POWER_TIMEOUT_S:.0f} s")

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element
 import structlog
 
 from synvirt.errors import Conflict, SnapshotFailed, SourceUnreachable
-from synvirt.live import stands_still, stays_on
+from synvirt.live import refuse_power_off
 from synvirt.live.libvirt.host import busy, library
 from synvirt.live.libvirt.manifest import DiskSize, PowerState, Seen, agent_connected, data_disks, parse
 from synvirt.model.machine import Snapshot
@@ -249,11 +249,8 @@ def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool], manner: S
             _ask_politely(domain)
             ask_at = time.monotonic() + ASK_AGAIN_S
         time.sleep(POLL_S)
-    if domain.isActive() and manner == "hold":
-        raise stays_on(domain.name(), timeout_s)
-    if manner == "polite" and power_state(domain) == "suspended":
-        raise stands_still(domain.name())
     if domain.isActive():
+        refuse_power_off(domain.name(), manner, timeout_s, lambda: power_state(domain) == "suspended")
         log.warning("guest is powered off by force", domain=domain.name(), waited_s=timeout_s)
         _off(domain)
     refuse_elsewhere(domain)

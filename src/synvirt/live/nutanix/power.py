@@ -6,7 +6,7 @@ from typing import Protocol
 import structlog
 
 from synvirt.errors import Internal, SnapshotFailed, SourceUnreachable
-from synvirt.live import stands_still, stays_on
+from synvirt.live import refuse_power_off
 from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.machines import FoundVm, of_central, of_element
@@ -111,10 +111,7 @@ def shut_down(control: Control, vm_id: str, timeout_s: float, manner: Shutdown =
         return
     if manner != "force" and _asked(control, vm) and _is(control, vm_id, "off", timeout_s):
         return
-    if manner == "hold":
-        raise stays_on(vm.name, timeout_s)
-    if manner == "polite" and control.vm(vm_id).power == "suspended":
-        raise stands_still(vm.name)
+    refuse_power_off(vm.name, manner, timeout_s, lambda: control.vm(vm_id).power == "suspended")
     try:
         control.force_off(vm_id)
     except (Internal, SnapshotFailed):

@@ -21,7 +21,7 @@ from synvirt.errors import (
     SnapshotFailed,
     SourceUnreachable,
 )
-from synvirt.live import SnapshotRef, stands_still, stays_on
+from synvirt.live import SnapshotRef, refuse_power_off
 from synvirt.live.holding import FROZEN_MOST_S, Hold
 from synvirt.live.proxmox import backup_access, bitmaps, farewell
 from synvirt.live.proxmox.cluster import SETTLE_S, Cluster
@@ -338,10 +338,8 @@ class Reading:
             else:
                 upid = None if manner == "force" else self._cluster.ask_off(self._row, asked_s)
                 polite = upid is not None and self._gone_off(upid, timeout_s, watched=watched)
-                if not polite and manner == "hold":
-                    raise stays_on(self.what, timeout_s)
-                if not polite and manner == "polite" and power_state(self._cluster.status(self._row)) == "suspended":
-                    raise stands_still(self.what)
+                if not polite:
+                    refuse_power_off(self.what, manner, timeout_s, self._is_suspended)
             if not polite and watched:
                 self._notes.stop(self.vm_id, last_start, upid)
             areas = self._farewell(polite=polite) if watched else {}
@@ -356,6 +354,9 @@ class Reading:
         if areas:
             self._notes.put(self.vm_id, last_start, areas)
         self._notes.forget_stop(self.vm_id)
+
+    def _is_suspended(self) -> bool:
+        return power_state(self._cluster.status(self._row)) == "suspended"
 
     def _stopped_before(self, status: Mapping[str, Any], last_start: str) -> farewell.Stopped | None:
         """The note of an earlier shutdown that had stopped the guest, and did not end. A guest that runs on, or was started

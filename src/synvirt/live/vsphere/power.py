@@ -7,7 +7,7 @@ from typing import Any, Final
 import structlog
 
 from synvirt.errors import AuthFailed, Internal, SourceUnreachable, VmNotFound
-from synvirt.live import stands_still, stays_on
+from synvirt.live import refuse_power_off
 from synvirt.live.vsphere.session import VimSession, library
 from synvirt.model.plan import Shutdown
 
@@ -32,10 +32,7 @@ def shut_down(session: VimSession, vm_id: str, timeout_s: float, manner: Shutdow
             if _state(session, vm_id) == "poweredOff":
                 return
             time.sleep(OFF_POLL_S)
-    if manner == "hold":
-        raise stays_on(vm_id, timeout_s)
-    if manner == "polite" and _state(session, vm_id) == "suspended":
-        raise stands_still(vm_id)
+    refuse_power_off(vm_id, manner, timeout_s, lambda: _state(session, vm_id) == "suspended")
     _power(session, vm_id, "power it off", "PowerOffVM_Task", wanted="poweredOff")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from synvirt.errors import Internal, SourceUnreachable
-from synvirt.live import stands_still, stays_on
+from synvirt.live import refuse_power_off
 from synvirt.live.xen.machines import vm_ref
 from synvirt.live.xen.session import OF_ITS_OWN, XapiFailure, XenSession, pauses
 from synvirt.machines.xenapi import NULL, Record, table, text
@@ -38,10 +38,7 @@ def shut_down(session: XenSession, vm_id: str, timeout_s: float, manner: Shutdow
         _asked(session, vm_id, reference, timeout_s)
     if _state(session, reference) == "Halted":
         return
-    if manner == "hold":
-        raise stays_on(vm_id, timeout_s)
-    if manner == "polite" and _state(session, reference) in ("Suspended", "Paused"):
-        raise stands_still(vm_id)
+    refuse_power_off(vm_id, manner, timeout_s, lambda: _state(session, reference) in ("Suspended", "Paused"))
     _power(session, reference, f"power {vm_id} off", "VM.hard_shutdown", wanted="Halted")
 
 
