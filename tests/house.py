@@ -92,6 +92,8 @@ class House:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.platform = FakePlatform((shared or folder) / "platform")
+        # By the ids of their sources, which a test registers.
+        self.other_platforms: dict[UUID, FakePlatform] = {}
         self.store = Store(store_url or f"sqlite:///{folder / 'store.db'}")
         self.uploads = Uploads(self.store.uploads, Settings(data_dir=folder))
         self.hypervisor = hypervisor or FakeHypervisor()
@@ -143,8 +145,7 @@ class House:
         )
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
-        assert source_id == SOURCE_ID
-        return FakeAdapter(self.platform)
+        return FakeAdapter(self.platform if source_id == SOURCE_ID else self.other_platforms[source_id])
 
     def wake(self, job_id: UUID) -> None:
         stop = self.stops.setdefault(job_id, Stop())

@@ -101,6 +101,11 @@ class FakePlatform:
         for name in names:
             shutil.rmtree(self.folder / vm_id / "snapshots" / name, ignore_errors=True)
 
+    def lose_vm(self, vm_id: str) -> None:
+        """It was removed, or migrated to a host that this platform does not see."""
+        with self._state() as state:
+            del state["vms"][vm_id]
+
     def resize(self, vm_id: str, key: str, content: bytes | None) -> None:
         """A disk of that key is added, resized or (None) removed."""
         with self._state() as state:

@@ -144,6 +144,10 @@ class GuestStaysOn(Conflict):
     """The guest was asked to shut down, but still runs."""
 
 
+class GuestElsewhere(Conflict):
+    """The guest was moved to another host, or may have been, and its platform does not follow it there."""
+
+
 def refuse_power_off(vm: str, manner: Shutdown, timeout_s: float, is_suspended: Callable[[], bool]) -> None:
     """Call it before a guest is powered off that is not off `timeout_s` seconds after it was asked, or could not be asked.
     GuestStaysOn, where the manner is to hold; Conflict, where it is polite, and the guest was suspended meanwhile: what it has

@@ -24,6 +24,7 @@ from synvirt.migrations.overrun import within_budget
 from synvirt.migrations.patience import while_destination_is_away
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.sources.elsewhere import name_new_source
 from synvirt.migrations.states import may_move, next_state
 from synvirt.migrations.steps import STEPS
 from synvirt.model.job import DiskProgress, Migration, StateVisit
@@ -78,6 +79,7 @@ def _failing(migration: Migration) -> str | None:
 
 
 async def _fail(job: Job, error: SynvirtError) -> None:
+    await name_new_source(job, error)
     log.warning("job failed", job=str(job.id), state=job.migration.state, code=error.code, detail=error.detail)
     await job.change(last_error=job.problem(error, fatal=True))
 

@@ -15,8 +15,8 @@ from xml.etree.ElementTree import Element
 
 import structlog
 
-from synvirt.errors import Conflict, SnapshotFailed, SourceUnreachable
-from synvirt.live import refuse_power_off
+from synvirt.errors import SnapshotFailed, SourceUnreachable
+from synvirt.live import GuestElsewhere, refuse_power_off
 from synvirt.live.libvirt.host import busy, library
 from synvirt.live.libvirt.manifest import DiskSize, PowerState, Seen, agent_connected, data_disks, parse
 from synvirt.model.machine import Snapshot
@@ -143,11 +143,11 @@ def _is_off_unknown(state: Sequence[int]) -> bool:
 
 
 def refuse_elsewhere(domain: Any) -> None:
-    """Conflict, where its guest was moved to another host, or may have been: its disks are in use there, and it may not run
-    here, too. SourceUnreachable, while it is being moved."""
+    """GuestElsewhere, where its guest was moved to another host, or may have been: its disks are in use there, and it may not
+    run here, too. SourceUnreachable, while it is being moved."""
     state = domain.state()
     if is_out_of_sight(domain, state):
-        raise Conflict(
+        raise GuestElsewhere(
             f"{domain.name()} ran when it was last read, and its libvirtd was restarted since: whether its guest was shut "
             "down, or was migrated to another host and runs there, is not known; it is neither read nor started here",
             hint="if it runs nowhere, start it there, and submit it again; else add its new host as a source",
@@ -156,7 +156,7 @@ def refuse_elsewhere(domain: Any) -> None:
         return
     if state[0] == library().VIR_DOMAIN_PAUSED:
         raise SourceUnreachable(f"{domain.name()} is being migrated to another host", hint="it is asked again")
-    raise Conflict(
+    raise GuestElsewhere(
         f"{domain.name()} was migrated to another host, and its guest may run there: it is neither read nor started here",
         hint="add that host as a source, and submit the VM from there; if it runs nowhere, start it here, and submit it again",
     )
