@@ -180,8 +180,9 @@ def test_the_program_starts_without_what_other_packages_hook_into_python(images:
     assert loaded & {"site", "sitecustomize", "certifi"} == set()
 
 
-def test_the_worker_waits_for_no_importer_and_no_model() -> None:
-    code = "import sys, json; import synvirt.worker; print(json.dumps(sorted(sys.modules)))"
+@pytest.mark.parametrize("module", ["synvirt.worker", "synvirt.exporter"])
+def test_what_a_guest_may_wait_for_waits_for_no_importer_and_no_model(module: str) -> None:
+    code = f"import sys, json; import {module}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(done.stdout))
     forbidden = set(_HEAVY) | {

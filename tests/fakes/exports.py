@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from synvirt.jobs.exports import ACTIVITY, Exported
+from synvirt.jobs.exporting import ACTIVITY, Exported
 
 
 class FakeExports:

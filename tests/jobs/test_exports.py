@@ -24,7 +24,8 @@ from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import Cancelled, DiskReadFailed, HostPathRejected, Internal, MalformedArchive
 from synvirt.jobs.activity import QUIET_S, WAIT_MOST_S, Activity, Noticed, Yielding
-from synvirt.jobs.exports import ACTIVITY, LOCK, ProcessExports, holder
+from synvirt.jobs.exporting import ACTIVITY, LOCK
+from synvirt.jobs.exports import ProcessExports, holder
 from synvirt.sizes import MIB
 from tests.drawn import drawn
 from tests.needs import need_root

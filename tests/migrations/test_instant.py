@@ -15,7 +15,7 @@ from synvirt.disks.specs import BlankSpec, GzipSpec, ImageSpec, QemuSpec, RawSpe
 from synvirt.errors import Conflict, DiskReadFailed, DiskWriteFailed, Internal, InvalidPlan
 from synvirt.hypervisor import Volume
 from synvirt.jobs.activity import Yielding
-from synvirt.jobs.exports import ACTIVITY
+from synvirt.jobs.exporting import ACTIVITY
 from synvirt.jobs.instant import is_started
 from synvirt.migrations import instant
 from synvirt.migrations.intake import check_plan

@@ -19,43 +19,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-from synvirt.cage import Cage, Network
-from synvirt.disks.specs import FileWriterSpec, ReaderSpec
 from synvirt.errors import DiskReadFailed, Internal, from_code
-from synvirt.jobs.caging import cage_of
-from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.jobs.exporting import LIVES, LOCK, SERVES, Exported, ExportOrder
 from synvirt.jobs.process import ENVIRONMENT
-from synvirt.jobs.wire import Broken, Order
+from synvirt.jobs.wire import Broken
 from synvirt.kvm import qemu_user
-from synvirt.records import record
-from synvirt.repository.specs import PointSpec
 
-LOCK, ACTIVITY = "lock", "activity"
-# The bytes of the lock.
-LIVES, SERVES = 0, 1
 # Seconds to open the disks, which may be on a remote server.
 SERVED_WITHIN_S = 60.0
 GONE_WITHIN_S = 10.0
 LOOK_EVERY_S = 0.02
 # struct flock of 64-bit Linux (fcntl_locking(2)): type, whence, start, length, process.
 _FLOCK = struct.Struct("hhqqi4x")
-
-
-# A disk of a source, or of a restore point.
-Exported = ReaderSpec | PointSpec
-
-
-@record
-class ExportOrder(Order):
-    """`disks`: the n-th is served on the socket `n` in `folder`."""
-
-    kind: Literal["export"] = "export"
-    folder: str
-    disks: tuple[Exported, ...]
 
 
 class Exports(Protocol):
@@ -168,13 +146,3 @@ def _start(order: ExportOrder) -> None:
         message = done.stderr.decode(errors="replace").strip()[-500:]
         raise Internal(f"the process that serves the guest's disks ended with {done.returncode}: {message}") from None
     raise from_code(broken.code, broken.detail, broken.hint)
-
-
-def cage_of_export(order: ExportOrder, cage_of: Callable[[CopyOrder], Cage] = cage_of) -> Cage:
-    """The exporter's cage: it may read the files of its readers and make sockets in its folder. `cage_of`: what readers
-    need."""
-    nowhere = FileWriterSpec(path=os.devnull, size_bytes=0)
-    disks = tuple(DiskOrder(key=str(number), reader=spec, writer=nowhere) for number, spec in enumerate(order.disks))
-    own = cage_of(CopyOrder(disks=disks))
-    network = Network.LOCAL if own.network is Network.NONE else own.network
-    return replace(own, writes=(*own.writes, order.folder), network=network)

@@ -11,7 +11,8 @@ from uuid import UUID
 from synvirt.destinations import Destination
 from synvirt.errors import Conflict
 from synvirt.hypervisor import Early, Hypervisor, Paused
-from synvirt.jobs.exports import Exported, Exports
+from synvirt.jobs.exporting import Exported
+from synvirt.jobs.exports import Exports
 from synvirt.model.job import Instant
 
 # What a cancel does with the data that a guest wrote since its instant start.

@@ -40,7 +40,8 @@ from synvirt.errors import (
     from_code,
 )
 from synvirt.hypervisor import Paused, Volume
-from synvirt.jobs.exports import ACTIVITY, Exports
+from synvirt.jobs.exporting import ACTIVITY
+from synvirt.jobs.exports import Exports
 from synvirt.jobs.instant import (
     AGAIN_S,
     LOOK_EVERY_S,

@@ -24,7 +24,8 @@ from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying
 from synvirt.errors import BackupBadRequest, BackupDiskWriteFailed, Internal, SynvirtError
 from synvirt.hypervisor import Early, Paused, Volume
-from synvirt.jobs.exports import ACTIVITY, Exports
+from synvirt.jobs.exporting import ACTIVITY
+from synvirt.jobs.exports import Exports
 from synvirt.jobs.instant import (
     LOOK_EVERY_S,
     NO_SPACE,
