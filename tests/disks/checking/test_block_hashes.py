@@ -15,10 +15,12 @@ from synvirt.blocks import Extent
 from synvirt.copying import copy
 from synvirt.disks.checking import block_hashes
 from synvirt.disks.checking.block_hashes import BlockHashes, known_digests
+from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.errors import DiskReadFailed
 from synvirt.sizes import KIB
 
 BLOCK = 256 * KIB
+OF_ZEROS = block_hashes.zero_digest(BLOCK_BYTES)
 TOKEN = uuid4()
 
 
@@ -29,6 +31,10 @@ def small_blocks() -> Iterator[None]:
         patch.setattr(copying, "REQUEST_BYTES", BLOCK)
         patch.setattr(block_hashes, "_ZERO", hashlib.sha256(bytes(BLOCK)).digest())
         yield
+
+
+def test_the_digest_of_zeros_that_is_written_out_is_theirs() -> None:
+    assert hashlib.sha256(bytes(BLOCK_BYTES)).digest() == OF_ZEROS
 
 
 class Disk:
