@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from defusedxml import ElementTree
 
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
 from synvirt.backups.restores import in_place, present
@@ -58,7 +59,7 @@ class Guest:
         return str(UUID(int=7))
 
     def name(self) -> str:
-        return "web"
+        return str(ElementTree.fromstring(self.xml).findtext("name"))
 
     def snapshotNum(self) -> int:  # noqa: N802
         return self.snapshots
@@ -79,11 +80,11 @@ class Host(RestoreHost):
 class OneGuest(House):
     """A service with a point of the guest."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, xml: str = XML) -> None:
         super().__init__(folder, started=False)
         self.is_alone = False
         self.disk = folder / "images/web"
-        self.guest = Guest(XML.replace("/images/web", str(self.disk)))
+        self.guest = Guest(xml.replace("/images/web", str(self.disk)))
         self.guests.xml = self.guest.xml
         self.image("web", THEN)
         made = restore_host_of(folder, FakeHypervisor())
@@ -109,10 +110,10 @@ class OneGuest(House):
     def defined(self, xml: str) -> None:
         self.guest.xml = xml
 
-    def restored(self) -> BackupRun | None:
+    def restored(self, *disks: str) -> BackupRun | None:
         """None: it was refused at once."""
         try:
-            run = self.backups.restore(self.point, RestoreRequest(target="in_place"))
+            run = self.backups.restore(self.point, RestoreRequest(target="in_place", disks=disks))
         except SourceRunning:
             return None
         return self.ended(run)
@@ -158,7 +159,7 @@ def test_a_guest_that_ran_for_a_moment_is_why_the_copy_onto_its_device_ended(
     under_way = SimpleNamespace(run=SimpleNamespace(id=UUID(int=1)), stop=lambda: asked, warn=lambda *_: None)
     copying: Any = SimpleNamespace(under_way=under_way, copy=copied)
     nothing: Any = None
-    restored = _Restored(nothing, nothing, copying, lambda: Guest(""), resumed=False)
+    restored = _Restored(nothing, nothing, copying, lambda: Guest(XML), resumed=False)
     device = tmp_path / "device"
     device.touch()
     spec = PointSpec(repository=RepositorySpec(place=FolderSpec(path="/x"), key=""), point_id="", number=0)
@@ -185,6 +186,55 @@ def test_nobody_else_uses_the_guest_from_the_check_to_the_end(house: OneGuest, m
     assert (run.status, house.disk.read_bytes() == THEN) == (Status.COMPLETED, True)
     # It was looked at once when the restore was asked for.
     assert (calls[0], set(calls[1:]), house.is_alone) == (False, {True}, False)
+
+
+@pytest.mark.parametrize("disks", [(), ("vda",)])
+def test_the_guest_stays_who_it_is_now_and_sees_that_it_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disks: tuple[str, ...]
+) -> None:
+    """Its name, its firmware and the place of its variables; with single disks, all of its definition. Until its disks are
+    there it is as it is: somebody may start it."""
+    need_libvirt()
+    uefi = "<loader readonly='yes' type='pflash'>/then.fd</loader><nvram>/then_VARS.fd</nvram></os>"
+    generation = f"<genid>{UUID(int=8)}</genid>"
+    with closing(OneGuest(tmp_path, XML.replace("</os>", uefi).replace("<vcpu>", f"{generation}<vcpu>"))) as house:
+        variables = tmp_path / "now_VARS.fd"
+        variables.write_bytes(b"variables now")
+        now = house.guest.xml.replace("<name>web<", "<name>renamed<").replace("64</memory>", "96</memory>")
+        now = now.replace("/then.fd", "/now.fd").replace("/then_VARS.fd", str(variables))
+        house.image("web", NOW)
+        house.guest.xml, copy, meanwhile = now, Copying.copy, list[str]()
+
+        def copied(copying: Copying, order: DiskOrder) -> None:
+            meanwhile.append(house.guest.xml)
+            copy(copying, order)
+
+        monkeypatch.setattr(Copying, "copy", copied)
+        run = house.restored(*disks)
+        assert run is not None
+        assert (run.status, house.disk.read_bytes() == THEN, meanwhile) == (Status.COMPLETED, True, [now])
+        if disks:
+            assert (house.guest.xml, variables.read_bytes()) == (now, b"variables now")
+            return
+        found = ElementTree.fromstring(house.guest.xml)
+        of = {path: found.findtext(path) for path in ("name", "memory", "os/loader", "os/nvram", "genid")}
+        assert of == {"name": "renamed", "memory": "64", "os/loader": "/now.fd", "os/nvram": str(variables), "genid": ""}
+        assert variables.read_bytes() == b"nvram"
+
+
+def test_a_cancel_that_comes_after_the_copy_leaves_the_guest_as_it_is(house: OneGuest, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Copying.copy
+
+    def cancelled(copying: Copying, order: DiskOrder) -> None:
+        copy(copying, order)
+        house.backups.runs.cancel(copying.under_way.run.id)
+
+    monkeypatch.setattr(Copying, "copy", cancelled)
+    house.image("web", NOW)
+    run = house.restored()
+    assert run is not None
+    assert (run.status, house.disk.read_bytes() == NOW) == (Status.CANCELLED, True)
+    assert ([one.name for one in (house.folder / "images").iterdir()], rows_left(house.store)) == (["web"], [])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +298,7 @@ def test_a_file_that_its_guest_may_have_used_since_the_kill_is_kept(
     tmp_path: Path, meanwhile: Callable[[Path], None] | None, runs: bool, content: bytes, is_swapped: bool, by: str
 ) -> None:
     """And one that got its name before it is what the guest uses, whatever happened to it since."""
-    run_id, guest = UUID(int=1), Guest("")
+    run_id, guest = UUID(int=1), Guest(XML)
     disk, staged = tmp_path / "disk", tmp_path / f".synvirt-{UUID(int=1)}-0"
     disk.write_bytes(NOW)
     swap = LedgerEntry("swap", json.dumps([str(staged), str(disk), _mark(str(disk)), "x"]))
