@@ -1,4 +1,4 @@
-"""Real block devices for tests: files made devices by losetup, which takes root."""
+"""Real block devices for tests: files made devices by losetup, and what was mounted on them. Both take root."""
 
 import subprocess
 from collections.abc import Iterator
@@ -18,3 +18,10 @@ def loop_device(backing: Path) -> Iterator[str]:
         yield device
     finally:
         subprocess.run([losetup, "--detach", device], check=True)
+
+
+def unmount(at: Path) -> None:
+    """All that was written is in its image, complete, on return. Where a process that began meanwhile has the mount in a
+    namespace of its own, umount writes nothing; and a sync leaves what XFS has only in its log."""
+    subprocess.run(["mount", "-o", "remount,ro", at], check=True)
+    subprocess.run(["umount", at], check=True)

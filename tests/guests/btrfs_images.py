@@ -10,6 +10,7 @@ from pathlib import Path
 from synvirt.guests.inside.looker import Disk
 from synvirt.guests.inside.seekable import Window
 from synvirt.sizes import KIB, MIB
+from tests.devices import unmount
 from tests.needs import lacking, need, need_root
 
 
@@ -43,9 +44,7 @@ def mounted(images: Sequence[Path], at: Path, options: str, *made_with: str) -> 
         subprocess.run([need("mkfs.btrfs", "btrfs-progs"), "-q", *made_with, *loops], check=True, capture_output=True)
         devices = "".join(f",device={loop}" for loop in loops[1:])
         subprocess.run(["mount", "-t", "btrfs", "-o", options + devices, loops[0], at], check=True)
-        left.callback(_run, "umount", str(at))
-        # Where a process that began meanwhile has the mount in a namespace of its own, umount writes nothing.
-        left.callback(_run, "sync", "-f", str(at))
+        left.callback(unmount, at)
         yield at
 
 

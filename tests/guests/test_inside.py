@@ -17,6 +17,7 @@ from synvirt.guests.inside import looking
 from synvirt.guests.inside.looking import facts_of
 from synvirt.proof.sameness import compared
 from synvirt.sizes import MIB
+from tests.devices import unmount
 from tests.guests import btrfs_images, lvm_disks, phony_windows
 from tests.guests.linux_trees import FILES, LINUX, planted
 from tests.needs import need, need_root
@@ -46,7 +47,7 @@ def xfs(image: Path, tree: Path) -> None:
     try:
         subprocess.run(["cp", "-a", f"{tree}/.", at], check=True)
     finally:
-        subprocess.run(["umount", at], check=True)
+        unmount(at)
 
 
 def partitioned(disk: Path, part: Path, table: str) -> None:
