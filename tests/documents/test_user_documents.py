@@ -1,10 +1,7 @@
 """What users read is so: documents made from the code are the code's, and the commands that they show work."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from synvirt.errors import BY_CODE
 from synvirt.main import app
 from tests.documents import made as documents
 from tests.needs import need
+from tests.running import forked
 
 ROOT = documents.DOCS.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -107,16 +105,9 @@ RUN = [(page, block) for page, block in _blocks() if block.startswith("# test: r
 def test_the_commands_of_marked_blocks_run(page: str, block: str, tmp_path: Path) -> None:
     """As a user would paste them, with a data folder of the test's own and no service."""
     need("qemu-img", "qemu-utils")
-    ours = tmp_path / "bin"
-    ours.mkdir()
-    (ours / "synvirt").write_text(f'#!/bin/sh\nexec {sys.executable} -m synvirt "$@"\n')
-    (ours / "synvirt").chmod(0o755)
-    environ = {**os.environ, "PATH": f"{ours}:{os.environ['PATH']}", "SYNVIRT_DATA_DIR": str(tmp_path / "data")}
     # What this machine lacks, the doctor says with 1: that is no mistake of the document's.
     block = re.sub(r"^synvirt doctor\b.*$", "synvirt doctor || [ $? = 1 ]", block, flags=re.MULTILINE)
-    done = subprocess.run(
-        ["/bin/sh", "-eu", "-c", block], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100
-    )
+    done = forked.in_shell(block, tmp_path, timeout=100, SYNVIRT_DATA_DIR=str(tmp_path / "data"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout or len(list(tmp_path.iterdir())) > 2
 

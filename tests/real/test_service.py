@@ -31,11 +31,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 @contextmanager
-def service(data_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
-    """`synvirt serve`, answering; ended with SIGTERM, as a supervisor does."""
+def service(data_dir: Path, *program: str) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
+    """`synvirt serve`, answering; ended with SIGTERM, as a supervisor does. `program`: a module that runs it, and its first
+    arguments."""
     log_file = data_dir.parent / "serve.log"
     with log_file.open("wb") as log:
-        argv = [*SYNVIRT, "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
+        argv = [sys.executable, "-m", *(program or ("synvirt",))]
+        argv += ["serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
         process: subprocess.Popen[bytes] = forked.Popen(argv, stdout=log, stderr=log)
     try:
         until(lambda: "SynVirt serves at" in log_file.read_text() or process.poll() is not None)
@@ -167,13 +169,7 @@ def _differs(job: Migration) -> bool:
 
 
 def _run(data_dir: Path, folder: Path, line: str) -> subprocess.CompletedProcess[str]:
-    bin_ = folder / "bin"
-    bin_.mkdir(exist_ok=True)
-    (bin_ / "synvirt").write_text(f'#!/bin/sh\nexec {sys.executable} -m synvirt "$@"\n')
-    (bin_ / "synvirt").chmod(0o755)
-    environment = {**os.environ, "SYNVIRT_DATA_DIR": str(data_dir), "PATH": f"{bin_}:{os.environ['PATH']}"}
-    words = ["/bin/sh", "-eu", "-c", line]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    return forked.in_shell(line, folder, timeout=200, SYNVIRT_DATA_DIR=str(data_dir))
 
 
 @pytest.mark.slow
@@ -233,7 +229,9 @@ def test_a_demo_that_is_interrupted_leaves_nothing(moment: str, tmp_path: Path) 
     data_dir, printed = tmp_path / "data", tmp_path / "printed"
     argv = [*SYNVIRT, "demo", "--data-dir", str(data_dir), "--payload-mib", "8", "--listen", "127.0.0.1:0"]
     with printed.open("w") as out:
-        demo = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        demo: subprocess.Popen[bytes] = forked.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
     try:
         until(lambda: moment in printed.read_text() or demo.poll() is not None)
         heeds = re.findall(r"^Sig\w+:.*", Path(f"/proc/{demo.pid}/status").read_text(), re.MULTILINE)
@@ -277,5 +275,5 @@ def test_what_json_prints_is_what_the_service_answers(data_dir: Path) -> None:
         job = client.submit(plan(data_dir, start=False))
         ended(client, job)
         argv = [*SYNVIRT, "migrations", "show", str(job.id), "--json", "--data-dir", str(data_dir)]
-        printed = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout
+        printed = forked.run(argv, capture_output=True, text=True, timeout=120).stdout
         assert json.loads(printed) == json.loads(client.ask("GET", f"/migrations/{job.id}"))

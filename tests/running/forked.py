@@ -1,6 +1,7 @@
 """Python programs that tests start, forked from a process that has loaded their modules (`forking.py`).
 
     Popen([sys.executable, "-m", "synvirt", "serve", …])      as subprocess has it; `run` too
+    in_shell("synvirt import …", folder, timeout=100)          as a user pastes it
 
 A service loads modules for a second of a processor and more, and tests start some hundreds. A fork is a process of its own all
 the same. How Python itself starts one is seen where tests call `subprocess`: real/test_logs.py, cli/test_interrupts.py.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, AnyStr
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+ASKING = Path(__file__).with_name("asking.py")
 ANSWER_BYTES = 100
 
 _lock = threading.Lock()
@@ -181,3 +183,16 @@ def run(
             process.kill()
             raise
     return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
+
+
+def in_shell(lines: str, folder: Path, *, timeout: float, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Lines of a document, run in the folder by a shell that ends with the first that fails. Its `synvirt` is forked, too."""
+    programs, control = folder / "bin", ordering().fileno()
+    programs.mkdir(exist_ok=True)
+    (programs / "synvirt").write_text(f'#!/bin/sh\nexec {sys.executable} -IS {ASKING} {control} synvirt "$@"\n')
+    (programs / "synvirt").chmod(0o755)
+    given = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", **environment}
+    words = ["/bin/sh", "-eu", "-c", lines]
+    return subprocess.run(
+        words, cwd=folder, env=given, capture_output=True, text=True, timeout=timeout, check=False, pass_fds=[control]
+    )

@@ -93,3 +93,13 @@ def test_others_are_forked_after_one_was_killed_that_had_others_forked(tmp_path:
     until(lambda: not Path(f"/proc/{its_own}").exists())
     (tmp_path / "program.py").write_text("")
     assert forked.run([sys.executable, "-m", "program"], cwd=tmp_path).returncode == 0
+
+
+def test_a_shell_has_its_programs_forked_too(tmp_path: Path) -> None:
+    """Each has the folder, the environment and the standard files that it is started with, and ends the shell as it ends."""
+    lines = ["echo begun", "mkdir in && cd in", "synvirt --version | sed 's/^/piped: /' >&2", "synvirt nonsense || echo $?"]
+    lines += ["SYNVIRT_DATA_DIR=. synvirt config show --json > shown", "synvirt nonsense", "echo never"]
+    done = forked.in_shell("\n".join(lines), tmp_path, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "begun\n2\n")
+    assert done.stderr.startswith("piped: ")
+    assert str(tmp_path / "in") in (tmp_path / "in" / "shown").read_text()
