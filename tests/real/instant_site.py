@@ -38,12 +38,12 @@ class Site:
 
     @contextmanager
     def service(self, *program: str) -> Iterator[Client]:
+        """`program`: a module that runs it, and its first arguments."""
         log_file = self.data_dir.parent / "serve.log"
         with log_file.open("wb") as log:
-            start = subprocess.Popen if program else forked.Popen
-            argv = [sys.executable, *(program or ("-m", "synvirt"))]
+            argv = [sys.executable, "-m", *(program or ("synvirt",))]
             argv += ["serve", "--data-dir", str(self.data_dir), "--listen", "127.0.0.1:0"]
-            self.process = start(argv, stdout=log, stderr=log, env=os.environ | self.environment)
+            self.process = forked.Popen(argv, stdout=log, stderr=log, env=os.environ | self.environment)
         try:
             until(lambda: "SynVirt serves at" in log_file.read_text() or self.process.poll() is not None)  # type: ignore[union-attr]
             assert self.process.poll() is None, log_file.read_text()[-3000:]

@@ -112,28 +112,12 @@ def test_a_service_that_is_killed_as_the_guest_moves_onto_its_volume(site: Site)
             site.check(volume)
 
 
-# The service, which is killed at its n-th pivot, before QEMU does it or after: the guest is paused then.
-KILLED = """
-import os, signal, libvirt
-from synvirt.__main__ import main
-pivot, done = libvirt.virDomain.blockJobAbort, []
-def killed(*arguments):
-    done.append(None)
-    if len(done) < {nth} or "{when}" == "after":
-        pivot(*arguments)
-    if len(done) == {nth}:
-        os.kill(os.getpid(), signal.SIGKILL)
-libvirt.virDomain.blockJobAbort = killed
-main()
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_service_that_is_killed_while_it_holds_the_guest(site: Site, nth: int, when: str) -> None:
-    with site.service("-c", KILLED.format(nth=nth, when=when)) as client:
+    with site.service("tests.real.killed_at_pivot", str(nth), when) as client:
         job = client.submit(site.plan(limits={}))
         assert site.process is not None
         assert site.process.wait(200) == -signal.SIGKILL

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from synvirt.errors import SynvirtError
 from synvirt.hypervisor import Volume
-from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.hypervisor.libvirt_host import LibvirtHost, _gone_or
 from synvirt.migrations.landing import machine_of
 from synvirt.model.job import Domain
 from synvirt.model.machine import VmManifest
@@ -47,6 +47,12 @@ def main() -> None:
             host.start(job_id)
             say("started")
             host.wait_until_booted(job_id, 1, lambda: False)
+        elif action == "restart":
+            found = host._find("lookupByUUIDString", str(job_id))
+            assert found is not None
+            _gone_or(found.destroy)  # opened just now, libvirt still looks for it, and may find it gone by then
+            host.start(job_id)
+            say("restarted")
         elif action == "read":
             host.wait_until_booted(job_id, 60, lambda: False)  # the agent is found again
             sys.stdout.buffer.write(host.read_guest_file(job_id, sys.argv[4]))

@@ -22,6 +22,7 @@ from synvirt.model.machine import Disk, VmManifest
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job
 from tests.needs import need, need_root
+from tests.running import forked
 from tests.running.processes import guests_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="as another user than root, guests run as that user")
@@ -213,58 +214,30 @@ def _is_tpm_of(path: Path, uuid: UUID) -> bool:
     return b"swtpm" in command_line.partition(b"\0")[0] and str(uuid).encode() in command_line
 
 
-# A service of an earlier version: its own qemu.conf, then a guest; and it goes, and leaves the guest.
-EARLIER = """
-import sys
-from pathlib import Path
-from synvirt.kvm import connection
-connection.QEMU_CONF_AS_WE = "dynamic_ownership = 0\\n"
-connection.qemu_user.of = lambda uri: None
-connection.QEMU_CONF_AS_ROOT = 'user = "root"\\ngroup = "root"\\nswtpm_user = "root"\\nswtpm_group = "root"\\n'
-from tests.real.hypervisor.guest_child import main
-main()
-"""
-
-
 def test_a_guest_that_ran_as_root_goes_on_and_is_no_root_after_its_next_start(tmp_path: Path) -> None:
     uuid = UUID(int=0x5EED)
-    earlier = subprocess.Popen(
-        [sys.executable, "-c", EARLIER, str(tmp_path), "begin", str(uuid)], stdout=subprocess.PIPE, text=True
-    )
+    argv = [sys.executable, "-m", "tests.real.hypervisor.earlier_child", str(tmp_path), "begin", str(uuid)]
+    earlier = forked.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert earlier.stdout is not None
     try:
         with earlier.stdout:
             assert [earlier.stdout.readline().strip() for _ in range(3)] == ["drawn", "defined", "started"]
             earlier.kill()
         assert status(process_of(uuid))["Uid"][0] == "0"
-        now = [sys.executable, "-m", "tests.real.hypervisor.guest_child", str(tmp_path)]
         # Found by a service of this version, it runs on: `start` of what runs does nothing.
-        assert printed(*now, "go on", str(uuid)).startswith("started")
+        assert printed(tmp_path, "go on", uuid).startswith("started")
         assert status(process_of(uuid))["Uid"][0] == "0"
-        assert printed(sys.executable, "-c", RESTART, str(tmp_path), str(uuid)) == "restarted"
+        assert printed(tmp_path, "restart", uuid) == "restarted"
         assert status(process_of(uuid))["Uid"][0] == str(pwd.getpwnam("libvirt-qemu").pw_uid)
     finally:
         earlier.kill()
         earlier.wait()
-        assert printed(sys.executable, "-m", "tests.real.hypervisor.guest_child", str(tmp_path), "end", str(uuid)) == "gone"
+        assert printed(tmp_path, "end", uuid) == "gone"
     assert (tmp_path / "disk.raw").stat().st_uid == 0
 
 
-RESTART = """
-import sys
-from pathlib import Path
-from uuid import UUID
-from synvirt.hypervisor.libvirt_host import LibvirtHost, _gone_or
-folder, uuid = Path(sys.argv[1]), UUID(sys.argv[2])
-host = LibvirtHost(f"qemu:///embed?root={folder / 'libvirt'}", folder)
-found = host._find("lookupByUUIDString", str(uuid))
-_gone_or(found.destroy)  # opened just now, libvirt still looks for it, and may find it gone by then
-host.start(uuid)
-print("restarted")
-"""
-
-
-def printed(*argv: str) -> str:
-    ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+def printed(folder: Path, action: str, uuid: UUID) -> str:
+    argv = [sys.executable, "-m", "tests.real.hypervisor.guest_child", str(folder), action, str(uuid)]
+    ran = forked.run(argv, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     return re.sub(r"\n.*", "", ran.stdout.strip(), flags=re.DOTALL)
