@@ -18,6 +18,7 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.warm import holding
 from synvirt.model.kinds import LiveKind, State
 from synvirt.sizes import MIB
+from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan
 from tests.running.processes import until
 
@@ -166,7 +167,7 @@ def test_a_held_job_logs_in_once_for_all_its_deltas(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(holding, "HOLD_UNKNOWN_S", 0.05)
     monkeypatch.setattr(holding, "HOLD_LEAST_S", 0.05)
     monkeypatch.setattr(holding, "HOLD_MOST_S", 0.05)
-    house = House(tmp_path)
+    house = House(tmp_path, workers=in_process)
     house.platform.add_vm(VM, {"disk-0": bytes(MIB)})
     engine = Engine(house.rooms, host="local")
     engine.start()

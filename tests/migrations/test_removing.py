@@ -13,11 +13,12 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now
 from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.workers import in_process
 from tests.house import House, offline_plan
 
 
 def _run(folder: Path, *, fail: str | None = None) -> tuple[House, Migration, Removal]:
-    house = House(folder, hypervisor=FakeHypervisor(fail=fail))
+    house = House(folder, hypervisor=FakeHypervisor(fail=fail), workers=in_process)
     appliance = house.imports / "appliance"
     appliance.mkdir()
     (appliance / "disk-0.raw").write_bytes(b"disk" * 1024)

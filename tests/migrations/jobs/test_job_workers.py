@@ -27,7 +27,8 @@ def _kill_workers(store: Store, job: Migration, times: int, killed: list[int]) -
         time.sleep(0.01)
 
 
-def test_a_killed_worker_costs_nothing_but_the_bytes_since_its_watermark(house: House) -> None:
+def test_a_killed_worker_costs_nothing_but_the_bytes_since_its_watermark(house_with_processes: House) -> None:
+    house = house_with_processes
     content = some_disk(8 * MIB)
     plan = offline_plan(imported(house, {DISK: content}), limits={"bandwidth_bps": 3 * MIB // 2})
     job = house.intake.submit(plan)
@@ -42,7 +43,8 @@ def test_a_killed_worker_costs_nothing_but_the_bytes_since_its_watermark(house: 
     assert workers() == []
 
 
-def test_progress_never_goes_back_and_ends_whole(house: House) -> None:
+def test_progress_never_goes_back_and_ends_whole(house_with_processes: House) -> None:
+    house = house_with_processes
     content = some_disk(6 * MIB)
     job = house.intake.submit(offline_plan(imported(house, {DISK: content}), limits={"bandwidth_bps": 2 * MIB}))
     seen: list[tuple[int, int]] = []

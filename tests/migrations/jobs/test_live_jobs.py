@@ -1,4 +1,4 @@
-"""A job from a live plan to its end, in a house of fakes with real workers, volumes and store."""
+"""A job from a live plan to its end, in a house of fakes with real volumes and store; the first by processes."""
 
 import contextlib
 import itertools
@@ -55,7 +55,8 @@ class Guest:
             self._house.platform.guest_writes(VM, DISK, source.randrange(size - self._bytes), source.randbytes(self._bytes))
 
 
-def test_a_warm_job_moves_a_guest_that_keeps_writing(house: House) -> None:
+def test_a_warm_job_moves_a_guest_that_keeps_writing(house_with_processes: House) -> None:
+    house = house_with_processes
     house.platform.add_vm(VM, {DISK: some_disk(8 * MIB)})
     with Guest(house):
         # Any delta is small enough, so that a slow machine takes no more passes than a fast one.
@@ -231,7 +232,7 @@ def test_an_unknown_vm_is_said_so(house: House) -> None:
 
 
 def test_a_failed_cutover_keeps_the_replica_and_powers_the_source_on_again(tmp_path: Path) -> None:
-    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"))
+    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"), workers=in_process)
     house.platform.add_vm(VM, {DISK: some_disk()})
     job = run(house, live_plan())
     assert (job.state, error_code(job)) == (State.FAILED, "E_MIG_GUEST_BOOT_FAILED")
@@ -243,7 +244,7 @@ def test_a_failed_cutover_keeps_the_replica_and_powers_the_source_on_again(tmp_p
 
 
 def test_a_source_that_was_off_stays_off_when_the_job_fails(tmp_path: Path) -> None:
-    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"))
+    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"), workers=in_process)
     house.platform.add_vm(VM, {DISK: some_disk()})
     house.platform.power(VM, "off")
     assert run(house, live_plan("Cold")).state == State.FAILED

@@ -1,4 +1,4 @@
-"""A job from an offline plan to its end, in a house of fakes with real workers, volumes and store."""
+"""A job from an offline plan to its end, in a house of fakes with real volumes and store; the first by processes."""
 
 import os
 import random
@@ -19,6 +19,7 @@ from synvirt.model.kinds import Mode, State
 from synvirt.sizes import KIB, MIB
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.workers import in_process
 from tests.house import House, offline_plan, states
 from tests.migrations.jobs.running import DISK, error_code, flushed, imported, run, run_until_death, some_disk
 from tests.patience import quick_tries
@@ -26,7 +27,8 @@ from tests.patience import quick_tries
 # ── offline ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_offline_plan_ends_as_a_running_domain_with_the_same_bytes(house: House) -> None:
+def test_an_offline_plan_ends_as_a_running_domain_with_the_same_bytes(house_with_processes: House) -> None:
+    house = house_with_processes
     contents = {DISK: some_disk(seed=1), "disk-1": some_disk(seed=2, size=MIB)}
     job = run(house, offline_plan(imported(house, contents)))
     assert states(job) == [State.QUEUED, State.COPYING_FULL, State.STARTING, State.COMPLETED]
@@ -67,7 +69,7 @@ def test_zeros_take_no_room_on_the_volume(house: House) -> None:
 
 
 def test_a_windows_guest_is_prepared_before_it_starts(tmp_path: Path) -> None:
-    house = House(tmp_path, family="windows")
+    house = House(tmp_path, family="windows", workers=in_process)
     job = run(house, offline_plan(imported(house)))
     assert states(job) == [State.QUEUED, State.COPYING_FULL, State.V2V_PROCESSING, State.STARTING, State.COMPLETED]
     assert house.volume(job).read_bytes().startswith(MARK)
@@ -87,7 +89,7 @@ def test_a_windows_guest_is_prepared_before_it_starts(tmp_path: Path) -> None:
     [("linux", "auto", False), ("linux", "always", True), ("windows", "auto", True), ("windows", "never", False)],
 )
 def test_the_plan_may_ask_for_a_conversion_or_forbid_it(tmp_path: Path, family: str, conversion: str, prepared: bool) -> None:
-    house = House(tmp_path, family=family)
+    house = House(tmp_path, family=family, workers=in_process)
     job = run(house, offline_plan(imported(house), conversion=conversion))
     assert job.state == State.COMPLETED
     assert (State.V2V_PROCESSING in states(job)) == prepared == bool(house.preparer.prepared)
@@ -95,7 +97,7 @@ def test_the_plan_may_ask_for_a_conversion_or_forbid_it(tmp_path: Path, family: 
 
 
 def test_a_missing_conversion_tool_is_found_before_anything_is_copied(tmp_path: Path) -> None:
-    house = House(tmp_path, family="windows", preparer=FakePreparer(missing=True))
+    house = House(tmp_path, family="windows", preparer=FakePreparer(missing=True), workers=in_process)
     job = run(house, offline_plan(imported(house)))
     assert states(job) == [State.QUEUED, State.FAILED]
     assert error_code(job) == "E_MIG_V2V_FAILED"
@@ -104,7 +106,7 @@ def test_a_missing_conversion_tool_is_found_before_anything_is_copied(tmp_path: 
 
 
 def test_a_failed_conversion_keeps_the_copy_and_leaves_no_domain(tmp_path: Path) -> None:
-    house = House(tmp_path, family="windows", preparer=FakePreparer(fails=True))
+    house = House(tmp_path, family="windows", preparer=FakePreparer(fails=True), workers=in_process)
     content = {DISK: some_disk()}
     job = run(house, offline_plan(imported(house, content)))
     assert job.state == State.FAILED
@@ -119,7 +121,7 @@ def test_a_failed_conversion_keeps_the_copy_and_leaves_no_domain(tmp_path: Path)
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_service_that_dies_while_it_converts_converts_once(tmp_path: Path, finished: bool) -> None:
     """A conversion that was begun is none; one that has ended is not done again."""
-    house, content = House(tmp_path, family="windows"), {DISK: some_disk()}
+    house, content = House(tmp_path, family="windows", workers=in_process), {DISK: some_disk()}
     job = house.intake.submit(offline_plan(imported(house, content)))
 
     def so_far() -> bool:
@@ -148,7 +150,7 @@ def test_a_conversion_that_finds_no_room_on_the_volumes_waits_and_goes_on(
         shown.append(job.migration.last_error)
 
     monkeypatch.setattr(Job, "show", noted)
-    house = House(tmp_path, family="windows", preparer=FakePreparer(full_for=2))
+    house = House(tmp_path, family="windows", preparer=FakePreparer(full_for=2), workers=in_process)
     content = {DISK: some_disk()}
     job = run(house, offline_plan(imported(house, content)))
     assert job.state == State.COMPLETED
@@ -281,7 +283,7 @@ def test_no_volume_is_made_below_a_file_system_that_is_not_mounted_yet(tmp_path:
         folder.mkdir()
     with mounted(kept, "-t", "tmpfs", "-o", "size=32m", "tmpfs"):
         (kept / "volumes").mkdir()
-        house = House(tmp_path, destination=DirectoryDestination(point / "volumes", mount_point=point))
+        house = House(tmp_path, destination=DirectoryDestination(point / "volumes", mount_point=point), workers=in_process)
         job = house.intake.submit(offline_plan(imported(house, {DISK: some_disk()})))
         with mounted(point, "--bind", str(kept)):
             run_until_death(house, job, lambda: flushed(house, job))
@@ -321,7 +323,7 @@ def test_a_full_disk_while_copying_fails_with_its_cause_and_leaves_nothing(tmp_p
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], check=True)
     try:
-        house = House(tmp_path, destination=DirectoryDestination(small))
+        house = House(tmp_path, destination=DirectoryDestination(small), workers=in_process)
         content = random.Random(1).randbytes(6 * MIB)
         job = run(house, offline_plan(imported(house, {DISK: content})))
         assert (job.state, error_code(job)) == (State.FAILED, "E_MIG_DISK_WRITE_FAILED")
@@ -340,7 +342,7 @@ def test_a_full_disk_while_copying_fails_with_its_cause_and_leaves_nothing(tmp_p
 
 @pytest.mark.parametrize(("fault", "code"), [("define", "E_MIG_DOMAIN_DEFINE_FAILED"), ("boot", "E_MIG_GUEST_BOOT_FAILED")])
 def test_a_guest_that_does_not_come_up_keeps_its_copy_and_leaves_no_domain(tmp_path: Path, fault: str, code: str) -> None:
-    house = House(tmp_path, hypervisor=FakeHypervisor(fail=fault))
+    house = House(tmp_path, hypervisor=FakeHypervisor(fail=fault), workers=in_process)
     job = run(house, offline_plan(imported(house)))
     assert (job.state, error_code(job)) == (State.FAILED, code)
     assert house.volume(job).read_bytes() == some_disk()

@@ -22,6 +22,7 @@ from synvirt.model.values import now
 from synvirt.sizes import KIB, MIB
 from tests.fakes.guests import FakePreparer
 from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, VM, House, live_plan, offline_plan
 
 
@@ -35,7 +36,7 @@ class Networked(FakeAdapter):
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path, preparer=FakePreparer(missing=True))
+    house = House(tmp_path, preparer=FakePreparer(missing=True), workers=in_process)
     house.platform.add_vm(VM, {"disk-0": b"boot" * KIB, "disk-1": bytes(8 * KIB)})
     yield house
     house.store.close()
@@ -103,7 +104,7 @@ def test_a_plan_without_mistakes_has_no_problems_and_says_how_it_would_run(rooms
 @pytest.mark.parametrize("offline", [False, True])
 def test_what_a_dry_run_says_is_what_then_runs(tmp_path: Path, fields: dict[str, Any], offline: bool) -> None:
     """The way of each disk, the machine, and each difference of it; that of a new identity is another one each time."""
-    house = House(tmp_path)
+    house = House(tmp_path, workers=in_process)
     house.platform.add_vm(VM, {"disk-0": b"boot" * KIB, "disk-1": bytes(8 * KIB)})
     folder = house.imports / "web"
     folder.mkdir()

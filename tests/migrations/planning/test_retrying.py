@@ -30,7 +30,7 @@ DISK = "disk-0"
 
 @pytest.fixture
 def house(tmp_path: Path) -> House:
-    return House(tmp_path, family="windows", preparer=FakePreparer(fails=True))
+    return House(tmp_path, family="windows", preparer=FakePreparer(fails=True), workers=in_process)
 
 
 def jobs(house: House) -> list[Migration]:

@@ -83,7 +83,7 @@ def test_a_source_that_is_away_for_a_moment_costs_nothing(house: House, monkeypa
 
 def test_a_guest_that_is_given_back_runs_before_its_snapshots_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some platforms take hours for that."""
-    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"))
+    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"), workers=in_process)
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan())
     power: list[str] = []
