@@ -1,5 +1,6 @@
 """A verification that goes on from where another was cut off reads the rest, and finds what one that reads all finds."""
 
+import threading
 from random import Random
 from typing import TypeVar, cast
 from uuid import uuid4
@@ -118,6 +119,19 @@ def test_a_repository(folder: MemoryFolder, wrong: int | None, monkeypatch: pyte
         assert len(read) == len(set(read))
         assert (found.damaged_packs, found.packs) == (report.damaged_packs, report.packs + len(new))
         assert later not in found.damaged_points
+
+
+def test_one_thread_is_the_callers(folder: MemoryFolder) -> None:
+    repository = opened(folder, new=True)
+    back_up(repository, noise(), threads=1)
+    broken, callers = damaged(folder, 1), set[int]()
+
+    def read(total: int, done: int) -> None:
+        callers.add(threading.get_ident())
+
+    looked = look_at_packs(repository, on_progress=read, threads=1)
+    assert (set(looked.broken), looked.packs) == ({broken}, len(repository.pack_sizes()))
+    assert callers == {threading.get_ident()}
 
 
 def test_a_broken_pack_that_is_gone_is_not_reported(folder: MemoryFolder) -> None:

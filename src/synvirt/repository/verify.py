@@ -9,12 +9,13 @@ Long reads report how far they are, and can go on from there: what was checked i
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Self
+from typing import Self, TypeVar
 from uuid import UUID
 
 from synvirt.copying import default_threads
@@ -27,6 +28,8 @@ from synvirt.repository.manifest import NONE, PAGE_BYTES, DiskMap, names_in
 from synvirt.repository.repository import Repository, condemned_lists, header_of
 from synvirt.sizes import counted
 
+A = TypeVar("A")
+B = TypeVar("B")
 Stop = Callable[[], bool]
 # Total bytes, and bytes read.
 OnProgress = Callable[[int, int], None]
@@ -199,22 +202,32 @@ def look_at_packs(
             return error.detail
         return None
 
-    with ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="verify") as pool:
+    with _mapping(threads or default_threads()) as in_threads:
+        for (written_at, name), why in zip(left, in_threads(look, left), strict=True):
+            if why is not None:
+                broken[name] = why
+            looked = PacksLooked(
+                written_at=written_at,
+                pack=name,
+                packs=looked.packs + 1,
+                bytes_read=looked.bytes_read + sizes[name],
+                broken=broken,
+            )
+            on_looked(looked)
+    return looked
+
+
+@contextmanager
+def _mapping(threads: int) -> Iterator[Callable[[Callable[[A], B], Sequence[A]], Iterator[B]]]:
+    """`map`, by so many threads. One is the caller's own."""
+    if threads == 1:
+        yield map
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
         try:
-            for (written_at, name), why in zip(left, pool.map(look, left), strict=True):
-                if why is not None:
-                    broken[name] = why
-                looked = PacksLooked(
-                    written_at=written_at,
-                    pack=name,
-                    packs=looked.packs + 1,
-                    bytes_read=looked.bytes_read + sizes[name],
-                    broken=broken,
-                )
-                on_looked(looked)
+            yield pool.map
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-    return looked
 
 
 def _changed_frames(repository: Repository, pack: str) -> Iterator[bytes]:
