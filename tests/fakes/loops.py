@@ -4,26 +4,36 @@ that whatever else is ready goes on between two of them. All other blocking call
 keeps them for the store too."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 
+class _Answered:
+    """An answer that is there, after one turn of the loop: as `asyncio.sleep(0)`, it costs no future and no second turn."""
+
+    def __init__(self, answer: Any, error: BaseException | None) -> None:
+        self._answer, self._error = answer, error
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
 class _StoreAtOnce(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Any], *arguments: Any
-    ) -> asyncio.Future[Any]:
+    ) -> Awaitable[Any]:
         if executor is not None or not _is_of_store(func):
             return super().run_in_executor(executor, func, *arguments)
-        answer = self.create_future()
         try:
-            settle = partial(answer.set_result, func(*arguments))
+            return _Answered(func(*arguments), None)
         except BaseException as error:  # as a thread hands it over
-            settle = partial(answer.set_exception, error)
-        self.call_soon(lambda: None if answer.cancelled() else settle())
-        return answer
+            return _Answered(None, error)
 
 
 def _is_of_store(func: Callable[..., Any]) -> bool:
