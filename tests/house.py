@@ -164,7 +164,7 @@ class House:
                     return job
                 if await asyncio.to_thread(self.store.cancel_requested, job_id):
                     stop.set()
-                await advance(self.rooms, job, job.state, stop)
+                await advance(self.rooms, job, stop)
 
         return asyncio.run(until_the_end())
 

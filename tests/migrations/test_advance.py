@@ -2,18 +2,25 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from itertools import chain, combinations
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from synvirt.errors import AuthFailed, Internal, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import advance
 from synvirt.migrations.advance import AT_SOURCE, SWEEP_PAUSES_S, sweep
+from synvirt.migrations.steps import STEPS
+from synvirt.model.kinds import State
 from synvirt.store import LedgerEntry
+from tests.fakes.workers import in_process
+from tests.house import House, offline_plan
 
 # As a job records them, the oldest first.
 KINDS = ("tracking", "snapshot", "volume", "source_power", "domain")
@@ -108,6 +115,52 @@ def test_without_a_store_nothing_more_is_undone(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(PersistFailed):
         swept(monkeypatch, job, {"source_power": PersistFailed("the disk is full")})
     assert job.struck == ["domain"]
+
+
+@pytest.mark.parametrize(
+    ("is_cancelled", "error", "ends", "code"),
+    [
+        (True, Internal("it is not begun"), State.CANCELLED, Cancelled.code),
+        (False, Cancelled(), State.CANCELLED, Cancelled.code),
+        (False, AuthFailed("no"), State.FAILED, AuthFailed.code),
+        (False, ValueError("ours"), State.FAILED, Internal.code),
+        (False, PersistFailed("the disk is full"), None, None),
+    ],
+)
+def test_how_a_step_ends_says_how_its_job_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_cancelled: bool,
+    error: Exception,
+    ends: State | None,
+    code: str | None,
+) -> None:
+    """Without a store nothing is known, and the job goes on later. None begins once the job is cancelled, even if it has its
+    turn and so does not wait."""
+    begun: list[str] = []
+
+    async def taken(*_: object, **__: object) -> None:
+        pass
+
+    async def step(job: Any) -> None:
+        begun.append(job.migration.state)
+        raise error
+
+    monkeypatch.setattr(Turns, "taken", taken)
+    monkeypatch.setitem(STEPS, State.QUEUED, step)
+    (tmp_path / "imports" / "appliance").mkdir(parents=True)
+    with closing(House(tmp_path, workers=in_process)) as house:
+        (house.imports / "appliance" / "disk-0.raw").write_bytes(bytes(4096))
+        job = house.intake.submit(offline_plan(house.imports / "appliance"))
+        stop = Stop()
+        if is_cancelled:
+            stop.set()
+        with pytest.raises(PersistFailed) if ends is None else nullcontext():
+            assert asyncio.run(advance.advance(house.rooms, job, stop)) == ends
+        found = house.store.get(job.id)
+        assert begun == ([] if is_cancelled else [State.QUEUED])
+        assert (found.state, found.last_error and found.last_error.code) == (ends or State.QUEUED, code)
+        assert (found.finished_at is None, [one.state for one in found.history][1:]) == (ends is None, [ends] if ends else [])
 
 
 def test_hashes_of_the_job_that_was_retried_go_too() -> None:

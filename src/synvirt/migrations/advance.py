@@ -1,11 +1,10 @@
 """One move of a job: it runs the step of its state and goes where the table says; or it ends, and sweeps what it made. asyncio.
 
-    advance(job, state) ─▶ step ─▶ next state
-                             ├─ Cancelled ──▶ sweep all ───────────────▶ Cancelled
-                             └─ any error ──▶ last_error, sweep ───────▶ Failed     (a whole copy is kept)
+    advance(job) ─▶ step of its state ─▶ next state
+                      ├─ Cancelled ──▶ sweep all ───────────────▶ Cancelled
+                      └─ any error ──▶ last_error, sweep ───────▶ Failed     (a whole copy is kept)
 
-Idempotent at every commit: called for a state that the job has left, it only gives the job's present state; called for a job
-that was failing when the service died, it goes on with that.
+Idempotent at every commit: called for a job that was failing when the service died, it goes on with that.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -42,17 +41,16 @@ CANCELLED_CONNECT_S = 5.0
 AT_SOURCE = frozenset({"snapshot", "source_power", "tracking"})
 
 
-async def advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
-    """The state the job is in afterwards. Raises only PersistFailed: without a store the state is unknown."""
+async def advance(rooms: Rooms, migration: Migration, stop: Stop) -> State:
+    """The state the job is in afterwards; it must not have ended. Raises only PersistFailed: without a store the state is
+    unknown."""
     # Each log line on the way has the job's id, also those of threads and libraries.
     with structlog.contextvars.bound_contextvars(job=str(migration.id)):
-        return await _advance(rooms, migration, state, stop)
+        return await _advance(rooms, migration, stop)
 
 
-async def _advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
-    job = Job(migration, rooms, stop)
-    if migration.state != state or migration.ended:
-        return migration.state
+async def _advance(rooms: Rooms, migration: Migration, stop: Stop) -> State:
+    job, state = Job(migration, rooms, stop), migration.state
     failure = _failing(migration)
     if failure is None:
         try:

@@ -107,7 +107,7 @@ class Engine:
         while not migration.ended:
             if await asyncio.to_thread(store.cancel_requested, job_id):
                 stop.set()
-            await advance(self.rooms, migration, migration.state, stop)
+            await advance(self.rooms, migration, stop)
             migration = await asyncio.to_thread(store.get, job_id)
         self._stops.pop(job_id, None)
         await asyncio.to_thread(self._keep_course, job_id, self.rooms.board.courses())
