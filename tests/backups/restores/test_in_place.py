@@ -3,8 +3,9 @@
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
@@ -21,10 +22,12 @@ from synvirt.backups.restores.domain import Place
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.in_place import OVERTAKEN, Swap, _mark, _Restored, gone_forward
 from synvirt.backups.working import Copying
+from synvirt.destinations.zfs_command import ZfsRefused, _refused
 from synvirt.errors import BackupConflict, Cancelled, PersistFailed, SourceRunning, SourceUnsupported
 from synvirt.jobs.ledger import Ledger
 from synvirt.jobs.orders import DiskOrder
 from synvirt.kvm.connection import load
+from synvirt.programs import ProgramFailed
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 from synvirt.store import Store
 from synvirt.store.ledger import LedgerEntry
@@ -34,6 +37,7 @@ from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 from tests.kinds.runs import rows_left
 from tests.needs import need_libvirt
+from tests.running.processes import until
 
 THEN, NOW, MEANWHILE = b"then" * 1000, b"now" * 1000, b"meanwhile" * 1000
 
@@ -144,27 +148,124 @@ def test_a_guest_that_is_started_at_any_moment_has_its_own_disk_and_the_restore_
     assert moment > 5, "it is looked at more than once"
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_the_next_service_goes_on_with_the_file_beside_the_disk_and_copies_one_that_is_gone_again(
+    house: OneGuest, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    """Its watermark says that it is complete. What it needs beside the disk it has in part, so that is not asked again."""
+    copy, copied, reached = Copying.copy, list[bool](), threading.Event()
+
+    def cut_off(copying: Copying, order: DiskOrder) -> None:
+        copy(copying, order)
+        reached.set()
+        until(copying.under_way.stop)
+        raise Cancelled
+
+    def counted(copying: Copying, order: DiskOrder) -> None:
+        copied.append(not copying.have_all([order.key]))
+        copy(copying, order)
+
+    house.image("web", NOW)
+    with monkeypatch.context() as patched:
+        patched.setattr(Copying, "copy", cut_off)
+        run = house.backups.restore(house.point, RestoreRequest(target="in_place"))
+        assert reached.wait(60)
+        house.backups.close()
+    if is_gone:
+        (house.folder / f"images/.synvirt-{run.id}-0").unlink()
+    monkeypatch.setattr(Copying, "copy", counted)
+    monkeypatch.setattr(in_place, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=0)))
+    house.begin()
+    ended = house.ended(run)
+    assert (ended.status, ended.error, house.disk.read_bytes() == THEN) == (Status.COMPLETED, None, True)
+    assert copied == [is_gone]
+    assert ([one.name for one in (house.folder / "images").iterdir()], rows_left(house.store)) == (["web"], [])
+
+
+class Device:
+    """What a restore does to a device, in its order. `refusal`: why there is no snapshot."""
+
+    def __init__(self, folder: Path, patched: pytest.MonkeyPatch, *, resumed: bool, refusal: str = "") -> None:
+        self.calls: list[str] = []
+        self.orders: list[DiskOrder] = []
+        self.guest, self.asked, self.place = Guest(XML), False, Place(str(folder / "device"), "block")
+        (folder / "device").touch()
+
+        def zfs(command: str, snapshot: str) -> None:
+            self.calls.append(command)
+            if refusal:
+                raise _refused(ProgramFailed("zfs", 1, f"cannot create snapshot '{snapshot}': {refusal}"))
+
+        patched.setattr(in_place, "Zfs", lambda: zfs)
+        under_way = SimpleNamespace(
+            run=SimpleNamespace(id=UUID(int=1)), stop=lambda: self.asked, warn=lambda code, *_: self.calls.append(code)
+        )
+        copying: Any = SimpleNamespace(under_way=under_way, copy=self.copied, forget=lambda _: self.calls.append("forget"))
+        ledger: Any = SimpleNamespace(record=lambda _, kind, __: self.calls.append(f"record {kind}"))
+        nothing: Any = None
+        self.restored = _Restored(nothing, ledger, copying, lambda: self.guest, resumed=resumed)
+
+    def copied(self, order: DiskOrder, stop: Callable[[], bool]) -> None:
+        self.calls.append("copy")
+        self.orders.append(order)
+
+    def write(self) -> None:
+        spec = PointSpec(repository=RepositorySpec(place=FolderSpec(path="/x"), key=""), point_id="", number=0)
+        self.restored._device("vda", self.place, 0, spec)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("refusal", ["", "dataset already exists", "out of space"])
+def test_a_volume_is_not_written_before_there_is_a_way_back_and_that_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool, refusal: str
+) -> None:
+    """The snapshot of a service before is that way. All of the device is written, even if that service had written a part: it
+    holds other bytes, and its guest may have written since."""
+    monkeypatch.setattr(present, "zfs_volume", lambda _: "tank/volume")
+    device = Device(tmp_path, monkeypatch, resumed=resumed, refusal=refusal)
+    is_fine = not refusal or (resumed and "exists" in refusal)
+    with nullcontext() if is_fine else pytest.raises(ZfsRefused):
+        device.write()
+    written = [*(["forget"] if resumed else []), "copy"] if is_fine else []
+    assert device.calls == ["record snapshot", "snapshot", *written]
+    assert [(order.fresh, order.zero_rest) for order in device.orders] == [(False, True)] * is_fine
+    assert device.restored._snapshots == [f"tank/volume@synvirt-restore-{UUID(int=1)}"] * is_fine
+
+
+def test_a_device_without_a_way_back_is_written_after_that_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(tmp_path, monkeypatch, resumed=False)
+    device.write()
+    assert device.calls == [in_place.NO_WAY_BACK, "copy"]
+
+
+def test_files_come_first_which_can_still_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    for name in ("_file", "_device"):
+        monkeypatch.setattr(_Restored, name, lambda _self, target, *_: written.append(target))
+    copying: Any = SimpleNamespace(under_way=SimpleNamespace(run=SimpleNamespace(id=UUID(int=1))))
+    anything: Any = SimpleNamespace()
+    restored = _Restored(anything, anything, copying, lambda: Guest(XML), resumed=True)
+    places = {"vda": "block", "vdb": "file", "vdc": "block", "vdd": "file"}
+    restored.disks({target: (Place("/x", kind), 0, anything) for target, kind in places.items()})
+    assert written == ["vdb", "vdd", "vda", "vdc"]
+
+
 @pytest.mark.parametrize(("asked", "error"), [(False, SourceRunning), (True, Cancelled)])
 def test_a_guest_that_ran_for_a_moment_is_why_the_copy_onto_its_device_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool, error: type[Exception]
 ) -> None:
     """It is off again when that is looked at: nobody has cancelled the restore."""
+    device = Device(tmp_path, monkeypatch, resumed=False)
 
     def copied(_order: DiskOrder, stop: Callable[[], bool]) -> None:
-        monkeypatch.setattr(present, "runs", lambda _: True)
+        device.guest.runs_at = range(device.guest.looks + 1, device.guest.looks + 2)
         assert stop()
-        monkeypatch.setattr(present, "runs", lambda _: False)
+        device.asked = asked
         raise Cancelled
 
-    under_way = SimpleNamespace(run=SimpleNamespace(id=UUID(int=1)), stop=lambda: asked, warn=lambda *_: None)
-    copying: Any = SimpleNamespace(under_way=under_way, copy=copied)
-    nothing: Any = None
-    restored = _Restored(nothing, nothing, copying, lambda: Guest(XML), resumed=False)
-    device = tmp_path / "device"
-    device.touch()
-    spec = PointSpec(repository=RepositorySpec(place=FolderSpec(path="/x"), key=""), point_id="", number=0)
+    monkeypatch.setattr(device.restored._copying, "copy", copied)
     with pytest.raises(error):
-        restored._device("vda", Place(str(device), "block"), 0, spec)
+        device.write()
 
 
 def test_nobody_else_uses_the_guest_from_the_check_to_the_end(house: OneGuest, monkeypatch: pytest.MonkeyPatch) -> None:
