@@ -132,9 +132,12 @@ def house(tmp_path: Path) -> Iterator[OneGuest]:
 
 @pytest.mark.parametrize("looks", [1, 1000], ids=["and is off again at once", "and runs on"])
 def test_a_guest_that_is_started_at_any_moment_has_its_own_disk_and_the_restore_has_failed(house: OneGuest, looks: int) -> None:
-    """It has opened its file, and may have written to it: that file has its name, and nothing of the restore is left."""
+    """It has opened its file, and may have written to it: that file has its name, and nothing of the restore is left, nor of
+    the definition that it was to have."""
+    now = house.guest.xml.replace("64</memory>", "96</memory>")
     for moment in count(1):
         house.image("web", NOW)
+        house.guest.xml = now
         before, house.guest.looks, house.guest.runs_at = house.disk.stat().st_ino, 0, range(moment, moment + looks)
         run = house.restored()
         left = [one.name for one in (house.folder / "images").iterdir()] + rows_left(house.store)
@@ -145,6 +148,7 @@ def test_a_guest_that_is_started_at_any_moment_has_its_own_disk_and_the_restore_
             break
         assert run is None or (run.status, run.error and run.error.code) == (Status.FAILED, "E_BAK_SOURCE_RUNNING"), moment
         assert (house.disk.stat().st_ino, house.disk.read_bytes() == NOW) == (before, True), moment
+        assert house.guest.xml == now, moment
     assert moment > 5, "it is looked at more than once"
 
 

@@ -93,6 +93,11 @@ def test_without_either_directory_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "disk.vmdk").write_bytes(poked(file, 48, "<Q", 1 << 40))
     with pytest.raises(MalformedArchive, match="its grain directory lies at"):
         open_vmdk(tmp_path / "disk.vmdk")
+    # The other one is not meant where the header's flags do not tell of it.
+    (flags,) = struct.unpack_from("<I", file, 8)
+    (tmp_path / "disk.vmdk").write_bytes(poked(file, 8, "<I", flags & ~2))
+    with pytest.raises(MalformedArchive, match="its grain directory lies at"):
+        open_vmdk(tmp_path / "disk.vmdk")
     (tmp_path / "disk.vmdk").write_bytes(poked(file, 56, "<Q", AT_END))
     with pytest.raises(MalformedArchive, match="does not say where its grain directory is"):
         open_vmdk(tmp_path / "disk.vmdk")
