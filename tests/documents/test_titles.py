@@ -17,9 +17,13 @@ import pytest
 import synvirt
 from synvirt.errors import SynvirtError
 from synvirt.main import app
+from synvirt.model.machine import Concern
 
 SOURCE = Path(synvirt.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if not {"cli", "sample", "alembic"} & set(path.relative_to(SOURCE).parts))
+
+# What has a text for a person.
+MADE = (SynvirtError, Concern)
 
 ABSENT = r"\bno\b|\bnot\b|\bnone\b|nothing|removed|answers \{"
 # Words of a title: what a detail under it must say (or None), and what it must not say (or None).
@@ -69,28 +73,34 @@ def _text(node: ast.expr | None) -> str:
     return ""
 
 
-def _calls() -> Iterator[tuple[str, object, ast.Call]]:
-    """The place of each call in the code, what it calls, and the call."""
-    assert app is not None  # all modules are loaded
-    for path in FILES:
-        names = path.relative_to(SOURCE.parent).with_suffix("").parts
-        module = importlib.import_module(".".join(names if names[-1] != "__init__" else names[:-1]))
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                yield f"{path.relative_to(SOURCE)}:{node.lineno}", getattr(module, node.func.id, None), node
-
-
-def _raised() -> dict[type[SynvirtError], list[tuple[str, str]]]:
-    found: dict[type[SynvirtError], list[tuple[str, str]]] = {}
-    for place, called, call in _calls():
-        if isinstance(called, type) and issubclass(called, SynvirtError) and call.args and (detail := _text(call.args[0])):
-            found.setdefault(called, []).append((place, detail))
-    return found
+Calls = list[tuple[str, object, ast.Call]]
 
 
 @pytest.fixture(scope="module")
-def raised() -> dict[type[SynvirtError], list[tuple[str, str]]]:
-    found = _raised()
+def calls() -> Calls:
+    """The place of each call that makes an error or a concern, what it calls, and the call."""
+    assert app is not None  # all modules are loaded
+    found = []
+    for path in FILES:
+        names = path.relative_to(SOURCE.parent).with_suffix("").parts
+        module = importlib.import_module(".".join(names if names[-1] != "__init__" else names[:-1]))
+        made = {name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, MADE)}
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if any(f"{name}(" in text for name in made) else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in made:
+                found.append((f"{path.relative_to(SOURCE)}:{node.lineno}", getattr(module, node.func.id), node))
+    return found
+
+
+Raised = dict[type[SynvirtError], list[tuple[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def raised(calls: Calls) -> Raised:
+    found: Raised = {}
+    for place, called, call in calls:
+        if isinstance(called, type) and issubclass(called, SynvirtError) and call.args and (detail := _text(call.args[0])):
+            found.setdefault(called, []).append((place, detail))
     assert sum(map(len, found.values())) > 1000, "the details are not found any more"
     return found
 
@@ -107,9 +117,7 @@ def contradiction(title: str, detail: str) -> str | None:
     return None
 
 
-def test_no_title_of_an_error_contradicts_a_detail_that_is_raised_with_it(
-    raised: dict[type[SynvirtError], list[tuple[str, str]]],
-) -> None:
+def test_no_title_of_an_error_contradicts_a_detail_that_is_raised_with_it(raised: Raised) -> None:
     wrong = [
         f"{place}: «{error.title()}» but «{detail}» ({words})"
         for error, details in raised.items()
@@ -149,10 +157,10 @@ DENIED = (
 )
 
 
-def test_a_concern_whose_label_denies_something_denies_it_in_its_assessment() -> None:
+def test_a_concern_whose_label_denies_something_denies_it_in_its_assessment(calls: Calls) -> None:
     found = []
-    for place, called, call in _calls():
-        if getattr(called, "__name__", "") == "Concern":
+    for place, called, call in calls:
+        if called is Concern:
             given = {one.arg: _text(one.value) for one in call.keywords}
             found.append((place, given.get("label", ""), given.get("assessment", "")))
     assert len([one for one in found if all(one)]) > 30
