@@ -12,7 +12,6 @@ import ssl
 import stat
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import warnings
@@ -31,6 +30,7 @@ from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, prepare_data_dir
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 from tests.needs import need
+from tests.running import forked
 from tests.running.processes import until
 
 
@@ -272,23 +272,12 @@ def test_the_folder_is_locked(tmp_path: Path) -> None:
 
 # ── the stop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-RUN = """
-    import sys
-    from pathlib import Path
-    from tests.fakes.service import Service
-
-    service = Service(Path(sys.argv[1]))
-    from synvirt.api import serve
-    serve(service.app, service.settings, on_ready=lambda: print("ready", flush=True))
-    service.close()
-    print("ended", flush=True)
-"""
-
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_soon_with_or_without_clients(tmp_path: Path, number: signal.Signals) -> None:
     """One client reads its stream, one never does, one has asked nothing yet."""
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), tmp_path], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "tests.fakes.serving_till_signal", str(tmp_path)]
+    child = forked.Popen(command, stdout=subprocess.PIPE, text=True)
     stuck, idle = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     try:
         assert child.stdout is not None
