@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from synvirt.disks.checking import checksum
-from synvirt.disks.specs import BlankSpec, GzipSpec, ImageSpec, QemuSpec, RawSpec, ReaderSpec, XvaSpec
+from synvirt.disks.specs import (
+    AllocatedSpec,
+    BlankSpec,
+    ChangedSpec,
+    GzipSpec,
+    ImageSpec,
+    JoinedSpec,
+    QemuSpec,
+    RawSpec,
+    ReaderSpec,
+    XvaSpec,
+)
 from synvirt.errors import Conflict, DiskReadFailed, DiskWriteFailed, Internal, InvalidPlan
 from synvirt.hypervisor import Volume
 from synvirt.jobs.activity import Yielding
@@ -336,6 +347,41 @@ def test_a_guest_that_was_shut_down_meanwhile_is_not_started_again(house: House)
     assert not house.hypervisor.domains[uuid].running
 
 
+@pytest.mark.parametrize("is_instant", [True, False])
+def test_whatever_a_job_makes_is_in_its_ledger_before_it_is_made(
+    house: House, monkeypatch: pytest.MonkeyPatch, is_instant: bool
+) -> None:
+    """A service that dies in between leaves a thing that nobody knows."""
+    job = house.intake.submit(_plan(house, instant=is_instant))
+    made: list[str] = []
+    makers = (
+        (house.destination, "create", "volume"),
+        (house.hypervisor, "define", "domain"),
+        (_exports(house), "serve", "export"),
+    )
+
+    def noted(really: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def make(*arguments: Any, **named: Any) -> Any:
+            assert kind in {entry.kind for entry in house.store.ledger(job.id)}, kind
+            made.append(kind)
+            return really(*arguments, **named)
+
+        return make
+
+    for of, name, kind in makers:
+        monkeypatch.setattr(of, name, noted(getattr(of, name), kind))
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert {"volume", "domain"} | ({"export"} if is_instant else set()) == set(made)
+
+
+@pytest.mark.parametrize(("asked", "retry_of", "applies"), [(True, None, True), (False, None, False), (True, "a job", False)])
+def test_a_retry_starts_its_guest_from_the_copy_that_it_took_over(asked: bool, retry_of: str | None, applies: bool) -> None:
+    """What its guest wrote over the source would else be all that is kept of it."""
+    job: Any = SimpleNamespace(plan=SimpleNamespace(instant=asked), retry_of=retry_of)
+    assert instant.applies(job) is applies
+
+
 # ── refused ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -386,6 +432,10 @@ def _elsewhere(url: str) -> RawSpec:
         (BlankSpec(size_bytes=MIB), None),
         (_elsewhere("https://files.example/x.ova"), None),
         (_elsewhere("smb://files.example/share/x.ova"), "another program"),
+        (AllocatedSpec(over=_elsewhere("smb://files.example/share/x"), areas=()), "another program"),
+        (ChangedSpec(over=_elsewhere("smb://files.example/share/x"), areas=()), "another program"),
+        (JoinedSpec(parts=(RAW, _elsewhere("smb://files.example/share/x"))), "another program"),
+        (ImageSpec(format="vhd", over=RAW, parent=_elsewhere("smb://files.example/share/x")), "another program"),
         (ImageSpec(format="vmdk", over=GzipSpec(over=RAW, size_max_bytes=MIB)), "compressed"),
         (XvaSpec(over=RAW, folder="Ref:1", size_bytes=MIB, packing="gzip"), "compressed"),
         (QemuSpec(driver="luks", path="/imports/x"), "another program"),

@@ -5,8 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import fields
+from contextlib import closing, nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +15,13 @@ from uuid import UUID
 import pytest
 from defusedxml import ElementTree
 
-from synvirt.backups.model import BackupRun, RestoreRequest, Status
+from synvirt.backups.model import RestoreRequest, Status
 from synvirt.backups.restores import in_place, present
 from synvirt.backups.restores.domain import Place
-from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.in_place import OVERTAKEN, Swap, _mark, _Restored, gone_forward
 from synvirt.backups.working import Copying
 from synvirt.destinations.zfs_command import ZfsRefused, _refused
-from synvirt.errors import BackupConflict, Cancelled, PersistFailed, SourceRunning, SourceUnsupported
+from synvirt.errors import BackupConflict, Cancelled, DiskWriteFailed, PersistFailed, SourceRunning, SourceUnsupported
 from synvirt.jobs.ledger import Ledger
 from synvirt.jobs.orders import DiskOrder
 from synvirt.kvm.connection import load
@@ -31,96 +29,13 @@ from synvirt.programs import ProgramFailed
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 from synvirt.store import Store
 from synvirt.store.ledger import LedgerEntry
-from tests.backups.house import House
-from tests.fakes.backups import backups_of
-from tests.fakes.hypervisor import FakeHypervisor
-from tests.fakes.restoring import XML, restore_host_of
+from tests.backups.restores.one_guest import NOW, THEN, Guest, OneGuest
+from tests.fakes.restoring import XML
 from tests.kinds.runs import rows_left
 from tests.needs import need_libvirt
 from tests.running.processes import until
 
-THEN, NOW, MEANWHILE = b"then" * 1000, b"now" * 1000, b"meanwhile" * 1000
-
-
-class Guest:
-    """A domain of libvirt's. `runs_at`: the looks at which it runs, counted from 1."""
-
-    def __init__(self, xml: str) -> None:
-        self.xml, self.looks, self.runs_at = xml, 0, range(0)
-        self.is_saved, self.snapshots = False, 0
-
-    def isActive(self) -> bool:  # noqa: N802 - libvirt's names
-        self.looks += 1
-        return self.looks in self.runs_at
-
-    def hasManagedSaveImage(self) -> bool:  # noqa: N802
-        return self.is_saved
-
-    def XMLDesc(self, _flags: int) -> str:  # noqa: N802
-        return self.xml
-
-    def UUIDString(self) -> str:  # noqa: N802
-        return str(UUID(int=7))
-
-    def name(self) -> str:
-        return str(ElementTree.fromstring(self.xml).findtext("name"))
-
-    def snapshotNum(self) -> int:  # noqa: N802
-        return self.snapshots
-
-    def listAllCheckpoints(self, _flags: int) -> list[Any]:  # noqa: N802
-        return []
-
-
-class Host(RestoreHost):
-    """It has one guest."""
-
-    guest: Guest
-
-    def domain(self, lookup: str, key: str) -> Any:
-        return self.guest
-
-
-class OneGuest(House):
-    """A service with a point of the guest."""
-
-    def __init__(self, folder: Path, xml: str = XML) -> None:
-        super().__init__(folder, started=False)
-        self.is_alone = False
-        self.disk = folder / "images/web"
-        self.guest = Guest(xml.replace("/images/web", str(self.disk)))
-        self.guests.xml = self.guest.xml
-        self.image("web", THEN)
-        made = restore_host_of(folder, FakeHypervisor())
-        connection: Any = SimpleNamespace(uri=made.connection.uri, use=lambda: SimpleNamespace(defineXML=self.defined))
-        own = {"connection": connection, "alone": self.alone}
-        host = Host(**{one.name: getattr(made, one.name) for one in fields(made)} | own)
-        object.__setattr__(host, "guest", self.guest)
-        self.host = host
-        self.begin()
-        (self.point,) = self.run(self.job("web")).restore_point_ids
-
-    def begin(self) -> None:
-        """A service."""
-        self.backups = backups_of(self.store, self.guests, self.folder, restore_host=self.host)
-        self.backups.start()
-
-    @contextmanager
-    def alone(self, vm_id: str, stop: Callable[[], bool]) -> Iterator[None]:
-        self.is_alone = True
-        yield
-        self.is_alone = False
-
-    def defined(self, xml: str) -> None:
-        self.guest.xml = xml
-
-    def restored(self, *disks: str) -> BackupRun | None:
-        """None: it was refused at once."""
-        try:
-            run = self.backups.restore(self.point, RestoreRequest(target="in_place", disks=disks))
-        except SourceRunning:
-            return None
-        return self.ended(run)
+MEANWHILE = b"meanwhile" * 1000
 
 
 @pytest.fixture
@@ -432,6 +347,25 @@ def test_a_file_that_its_guest_may_have_used_since_the_kill_is_kept(
     before.unlink(missing_ok=True)  # an entry of its own
     assert disk.read_bytes() == content
     assert [one.name for one in tmp_path.iterdir() if one.suffix != ".db"] == ["disk"]
+
+
+@pytest.mark.parametrize("code", [errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP, errno.EIO, errno.ENOSPC])
+def test_a_disk_is_not_replaced_where_the_old_one_cannot_be_kept_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """But for a file system that has no second names at all."""
+
+    def link(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    swap, broken = Swap(str(tmp_path / "staged"), str(tmp_path / "disk")), code in (errno.EIO, errno.ENOSPC)
+    Path(swap.staged).write_bytes(THEN)
+    Path(swap.path).write_bytes(NOW)
+    with pytest.raises(DiskWriteFailed) if broken else nullcontext():
+        in_place._swap(swap)
+    assert Path(swap.path).read_bytes() == (NOW if broken else THEN)
+    assert Path(swap.staged).exists() == broken
 
 
 class Failing:
