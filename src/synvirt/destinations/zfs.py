@@ -17,7 +17,8 @@ from uuid import UUID
 from synvirt.destinations import DestinationAway
 from synvirt.destinations.naming import sanitized_label
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
-from synvirt.destinations.zfs_links import DEVICES, LINK_TIMEOUT_S, Links, zvol_name
+from synvirt.destinations.zfs_links import DEVICES, LINK_TIMEOUT_S, Links
+from synvirt.disks.raw.zvols import zvol_name
 from synvirt.disks.specs import BlockWriterSpec, WriterSpec
 from synvirt.errors import DiskWriteFailed
 

@@ -2,27 +2,19 @@
 gone."""
 
 import contextlib
-import fcntl
 import os
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from synvirt.disks.raw.zvols import zvol_name
 from synvirt.errors import DiskWriteFailed
 
 DEVICES = Path("/dev/zvol")
 # udev makes the link within milliseconds; on a host that imports a large pool at this moment it takes seconds.
 LINK_TIMEOUT_S = 60.0
 ASK_UDEV_EVERY_S = 2.0
-# _IOR(0x12, 125, char[256]) of include/sys/fs/zfs.h; what zfs' own zvol_id(8) asks.
-BLKZNAME, BLKZNAME_BYTES = 0x8100127D, 256
-
-
-def zvol_name(descriptor: int) -> str:
-    """The volume that an open block device is. OSError, if the device is no volume."""
-    answer = fcntl.ioctl(descriptor, BLKZNAME, bytes(BLKZNAME_BYTES))
-    return answer.partition(b"\0")[0].decode(errors="replace")
 
 
 class Links:

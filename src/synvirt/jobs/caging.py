@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from synvirt.cage import Cage, Network
 from synvirt.disks.beneath import pinned_beneath
+from synvirt.disks.raw.zvols import device_of
 from synvirt.disks.specs import (
     AllocatedSpec,
     AsideSpec,
@@ -142,6 +143,8 @@ def _files(spec: object) -> Iterator[tuple[str, str | None]]:
         # The root of a file is a limit; it is not read itself.
         if isinstance(value, str) and value.startswith("/") and field.name != "beneath":
             yield value, beneath
+            if beneath is None and (device := device_of(value)) != value:
+                yield device, None  # the volume's link may be gone when it is opened
     if (conf := getattr(spec, "conf", "")).startswith("/"):
         yield posixpath.dirname(conf), None  # Ceph's keys lie next to its settings
     if isinstance(spec, NbdSpec):

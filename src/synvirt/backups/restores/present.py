@@ -1,6 +1,5 @@
 """The guest of a restore in place as it is now: whether it runs, its definition, and where its disks are."""
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import Any
 from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import RestoreHost
-from synvirt.destinations.zfs_links import zvol_name
+from synvirt.disks.raw.zvols import device_of, zvol_name
 from synvirt.errors import BackupConflict, Internal, SourceRunning, SourceUnsupported
 from synvirt.kvm.connection import load, translated
 
@@ -83,16 +82,20 @@ def check_place(target: str, place: Place, size: int) -> None:
 
 def size_of(place: Place) -> int:
     """The size of a device in bytes. OSError."""
-    with Path(place.path).open("rb") as file:
+    with Path(device_of(place.path)).open("rb") as file:
         return file.seek(0, os.SEEK_END)
 
 
 def zfs_volume(path: str) -> str | None:
-    """The name of the zfs volume that the device is; None, where it is none."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return zvol_name(descriptor)
-        finally:
-            os.close(descriptor)
-    return None
+    """The name of the zfs volume that the device is; None, where it is none. SourceUnsupported, if it cannot be opened: whether
+    there is a way back must not be guessed."""
+    try:
+        descriptor = os.open(device_of(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceUnsupported(f"the device {path} cannot be opened: {error.strerror}") from error
+    try:
+        return zvol_name(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

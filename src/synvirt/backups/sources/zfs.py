@@ -19,7 +19,8 @@ from synvirt.backups.sources.quiescing import Moment as Held
 from synvirt.backups.sources.quiescing import held
 from synvirt.backups.sources.zfs_moment import Moment
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
-from synvirt.destinations.zfs_links import Links, zvol_name
+from synvirt.destinations.zfs_links import Links
+from synvirt.disks.raw.zvols import device_of, zvol_name
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import DiskWriteFailed, SourceRunning, SourceSnapshotFailed
 from synvirt.kvm.connection import translated
@@ -61,7 +62,7 @@ class OfZfs:
         if disk.get("type") != "block" or disk.get("device") == "lun" or disk_format(disk) != "raw":
             return None
         try:
-            descriptor = os.open(_device(disk), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(device_of(_device(disk)), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
         try:

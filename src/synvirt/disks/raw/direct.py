@@ -24,7 +24,9 @@ def open_direct_writer(path: str, size: int) -> "DirectWriter | RawWriter":
     """Like `open_block_writer`; through the page cache where the device does not take direct writes."""
     over = open_block_writer(path, size)
     try:
-        return DirectWriter(over, os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC), Path(path).name)
+        # The same device: its path may be gone by now.
+        fd = os.open(f"/proc/self/fd/{over.descriptor}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+        return DirectWriter(over, fd, Path(path).name)
     except OSError:
         return over
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from synvirt.blocks import Extent, Place
+from synvirt.disks.raw.zvols import device_of
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
 from synvirt.sizes import MIB, WRITE_BYTES
 
@@ -283,8 +284,9 @@ def _discard_granularity(device: int) -> int:
 def _open(path: str, flags: int, failure: type[SynvirtError]) -> int:
     """A descriptor of a regular file or block device. Others are never opened: a FIFO would wait, a tape rewind."""
     try:
-        mode = Path(path).stat().st_mode
-        fd = os.open(path, flags | os.O_CLOEXEC) if stat.S_ISREG(mode) or stat.S_ISBLK(mode) else -1
+        found = device_of(path)
+        mode = Path(found).stat().st_mode
+        fd = os.open(found, flags | os.O_CLOEXEC) if stat.S_ISREG(mode) or stat.S_ISBLK(mode) else -1
     except OSError as error:
         number = error.errno or 0
         raise failure(f"{Path(path).name} cannot be opened: {os.strerror(number)}", hint=HINTS.get(number)) from error
