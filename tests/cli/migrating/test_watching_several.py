@@ -9,6 +9,8 @@ from rich.console import Console
 
 from synvirt.cli.client import Client
 from synvirt.cli.migrating import watching_several
+from synvirt.cli.migrating.watching import verdict
+from synvirt.errors import NotFound
 from synvirt.model.job import Migration, Progress
 from synvirt.model.kinds import State
 from synvirt.model.values import now
@@ -93,6 +95,33 @@ def test_jobs_that_have_ended_are_not_asked_for_again_and_again(
     shown = "".join(answered)
     assert not [other for other in others if str(other.id) in shown]
     assert sum(f'"id":"{mine[0].id}"' in answer and '"Completed"' in answer for answer in answered) == 1
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_job_that_is_removed_before_its_end_was_seen_is_shown_no_more_and_ends_no_watch(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: bool
+) -> None:
+    """It is asked for once a second, and a script may remove a job as it ends."""
+    gone, stays = [service.submit(PLAN.model_copy(update={"name": name})) for name in ("gone", "stays")]
+    looked: list[list[str]] = []
+    monkeypatch.setattr(watching_several, "_lines", recorder(looked))
+
+    ends = iter([None, gone, None, stays])
+
+    def pause(_: float) -> None:
+        if (job := next(ends)) is not None:
+            service.move(job.id, State.COMPLETED)
+        if job is gone:
+            service.store.remove(job.id)
+
+    with Client.local(service.settings.socket_path) as client:
+        ids = [str(gone.id), str(stays.id)] if named else []
+        ended = watching_several.watch_several(client, ids, as_json=False, pause=pause)
+        assert looked[1:] == [["gone", "stays"], ["stays"], ["stays"], ["stays"]]
+        assert {job.name: verdict(job) for job in ended} == {"gone": False, "stays": True}
+        assert capsys.readouterr().err.startswith(f"E_MIG_NOT_FOUND: job {gone.id} was removed before its end was seen")
+        with pytest.raises(NotFound):
+            watching_several.watch_several(client, [str(gone.id)], as_json=False)
 
 
 def recorder(looked: list[list[str]]) -> Callable[..., Any]:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from synvirt.cli.client import PATIENCE_S
 from synvirt.cli.migrating.watching import described, stage
 from synvirt.cli.program import shown
-from synvirt.errors import ServiceUnreachable
+from synvirt.errors import NotFound, ServiceUnreachable
 from synvirt.model.job import Migration
 from synvirt.model.kinds import UNENDED
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from synvirt.sizes import sized
 
 if TYPE_CHECKING:
@@ -33,38 +35,57 @@ ROWS_MAX = 20
 def watch_several(
     client: "Client", ids: list[str], *, as_json: bool, pause: Callable[[float], None] = time.sleep
 ) -> list[Migration]:
-    """Follows jobs to their ends; returns the ended jobs. No `ids`: all that have not ended. Ctrl-C leaves them as they are."""
+    """Follows jobs to their ends; returns the ended jobs. One that was removed before its end was seen is returned as it was
+    last, with that as its error. No `ids`: all that have not ended. Ctrl-C leaves them as they are."""
     jobs: dict[str, Migration] = {}
+    removed = dict[str, NotFound]()
     wanted = set(ids)
     looks = _live if sys.stdout.isatty() and not as_json else _lines
     show = looks(as_json=as_json)
     next(show)
     try:
-        for found in _asked(client, wanted, pause):
-            jobs = found
-            wanted.update(jobs)
-            show.send(list(jobs.values()))
-            if all(job.ended for job in jobs.values()):
+        for found in _asked(client, wanted, removed, pause):
+            jobs.update(found)
+            wanted.update(found)
+            show.send(list(found.values()))
+            if all(job.ended for job in found.values()):
                 break
             pause(ASK_EVERY_S)
     finally:
         show.close()
-    return list(jobs.values())
+    return [job if id_ not in removed else _removed(job, removed[id_]) for id_, job in jobs.items()]
 
 
-def _asked(client: "Client", wanted: set[str], pause: Callable[[float], None]) -> "Iterator[dict[str, Migration]]":
-    """The present jobs, again and again. ServiceUnreachable, after the service was away for long, or at once at the first
-    request."""
+def _removed(job: Migration, error: NotFound) -> Migration:
+    message = f"job {job.id} was removed before its end was seen"
+    problem = Problem(code=error.code, message=message, hint=None, fatal=True, at=now(), state=job.state)
+    return job.model_copy(update={"last_error": problem})
+
+
+def _asked(
+    client: "Client", wanted: set[str], removed: dict[str, NotFound], pause: Callable[[float], None]
+) -> "Iterator[dict[str, Migration]]":
+    """The present jobs, again and again. One that was there before, and is gone, goes from `wanted` to `removed`.
+    ServiceUnreachable, after the service was away for long, or at once at the first request; NotFound."""
     lost_at: float | None = None
     answered = False
     # These are not asked for again: the service may have thousands of ended jobs.
     ended: dict[str, Migration] = {}
+    seen = set[str]()
     while True:
         try:
             page = json.loads(client.ask("GET", "/migrations", params={"limit": JOBS_MAX, "state": UNENDED}))
             items = [item for item in page["items"] if not wanted or item["id"] in wanted]
             listed = {item["id"]: Migration.model_validate(item) for item in items}
-            older = {id_: ended.get(id_) or client.migration(id_) for id_ in wanted - listed.keys()}
+            older: dict[str, Migration] = {}
+            for id_ in wanted - listed.keys():
+                try:
+                    older[id_] = ended.get(id_) or client.migration(id_)
+                except NotFound as error:
+                    if id_ not in seen:
+                        raise
+                    removed[id_] = error
+            wanted.difference_update(removed)
             ended = {id_: job for id_, job in older.items() if job.ended}
         except ServiceUnreachable:
             lost_at = lost_at or time.monotonic()
@@ -73,6 +94,7 @@ def _asked(client: "Client", wanted: set[str], pause: Callable[[float], None]) -
             pause(ASK_EVERY_S)
             continue
         lost_at, answered = None, True
+        seen |= wanted | listed.keys()
         # Oldest first: a job keeps its place in the table.
         yield dict(sorted((listed | older).items(), key=lambda one: (one[1].created_at, one[0])))
 
