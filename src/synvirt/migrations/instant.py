@@ -54,7 +54,6 @@ from synvirt.jobs.instant import (
     room_news,
     why_not_onto,
 )
-from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import define_on, land
 from synvirt.migrations.passes import PassDisk, run_pass
@@ -176,7 +175,6 @@ async def _landed(job: Job, volumes: list[Volume]) -> None:
         return
 
     async def starts(job: Job) -> None:
-        await source_vm.refuse_living(job)
         if is_started(job.migration.instant):
             return
         # Noted before the start: from now on the guest's writes must be kept.

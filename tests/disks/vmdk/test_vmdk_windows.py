@@ -1,7 +1,9 @@
-"""A window's runs say of each grain what its own entry says, however many of them were looked at together."""
+"""A window's runs say of each grain what its own entry says, however many of them were looked at together; and its entries are
+those of its own tables, wherever these lie."""
 
 from array import array
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from synvirt.disks.blockmap import PARENT, ZERO
 from synvirt.disks.vmdk.sparse import SECTOR, Sparse
+from synvirt.disks.vmdk.tables import Tables
 from synvirt.disks.vmdk.windows import Window, Windows
 from synvirt.errors import MalformedArchive
 
@@ -25,7 +28,7 @@ def grain_of(number: int) -> int:
 
 # (first entry, number of entries, difference): mostly in order, at the edges of what an entry holds too.
 hosted = st.tuples(
-    st.sampled_from([0, 1, 2, 800, 80_000, (1 << 32) - 2048]), st.integers(1, 600), st.sampled_from([0, 8, 8, 9])
+    st.sampled_from([0, 1, 2, 800, 804, 80_000, (1 << 32) - 2048]), st.integers(1, 600), st.sampled_from([0, 8, 8, 9])
 )
 se_sparse = st.tuples(
     st.sampled_from([0, 1 << 60, 2 << 60, grain_of(0), grain_of(4000), grain_of(1 << 20), grain_of((1 << 40) - 1)]),
@@ -107,3 +110,35 @@ def test_of_a_compressed_extent(zeroed_grains: bool, stretches: list[tuple[int, 
     assert shown == [at * 4096 if entry > special else (ZERO if entry else PARENT) for at, entry in enumerate(table)]
     assert list(window.sectors) == [entry if entry > special else 0 for entry in table]
     assert window.held == len(held)
+
+
+class Held:
+    """A file in memory."""
+
+    max_readers = 64
+
+    def __init__(self, content: bytes) -> None:
+        self._content, self.size = content, len(content)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = self._content[offset : offset + len(buffer)]
+
+
+# Of 128 entries, a sector each.
+TABLE_ENTRIES = 128
+
+
+@given(st.permutations(range(6)), st.sets(st.integers(0, 5)), st.integers(1, 6 * TABLE_ENTRIES))
+def test_tables_are_read_from_where_they_lie_whatever_lies_beside_them(order: list[int], absent: set[int], grains: int) -> None:
+    """They are made as their grains are written: a table may lie right behind that of other grains, with none between."""
+    contents = [array("I", [1000 * number + at for at in range(TABLE_ENTRIES)]) for number in range(6)]
+    places = {number: 2 + at for at, number in enumerate(one for one in order if one not in absent)}
+    directory = array("I", [places.get(number, 0) for number in range(6)])
+    laid = b"".join(contents[number].tobytes() for number in places)
+    file = bytes(SECTOR) + directory.tobytes().ljust(SECTOR, b"\0") + laid
+    over: Any = Held(file)
+    found = Tables(over, Sparse("hosted", grains * SECTOR, SECTOR, TABLE_ENTRIES, SECTOR), "disk.vmdk")
+    none = array("I", bytes(4 * TABLE_ENTRIES))
+    expected = [entry for number in range(6) for entry in (contents[number] if number in places else none)]
+    assert list(found.entries(0)) == expected[:grains]
+    assert found.empty(0) == (not any(number in places for number in range(-(-grains // TABLE_ENTRIES))))
