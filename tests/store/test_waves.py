@@ -62,6 +62,17 @@ def updated(document: Any) -> str:
     return member_event(UUID(int=1), document)
 
 
+def test_of_members_that_stay_as_they_are_none_is_parsed(store: Store, waves: Waves) -> None:
+    """A wave has thousands; and one that this version cannot read stops no other one's forecast."""
+    made = waves.create(asked("a", "b"))
+    with store._writing() as db:
+        db.execute(wave_members.update().where(wave_members.c.member_id == "b").values(document="{}"))
+    at = now().replace(microsecond=0)
+    waves.set_forecast(made.id, WaveForecast(starts_at=at, ends_p50=at, ends_p95=at, bottleneck="x", made_at=at), {"a": at})
+    assert member_of(store.waves.member(made.id, "a")).planned_at == at
+    assert store.waves.member(made.id, "b").document == "{}"
+
+
 def test_a_plan_is_written_to_members_that_did_not_cut_over_and_nothing_else_of_them_changes(
     store: Store, waves: Waves
 ) -> None:

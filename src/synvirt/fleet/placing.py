@@ -123,7 +123,7 @@ class Placing:
         }
         if left:
             fields = dict.fromkeys(left, _NO_PLACE)
-            self._rows.rewrite_members(wave.id, frozenset(S), Member, lambda one: _moved(one, fields))
+            self._rows.rewrite_members(wave.id, frozenset(S), Member, lambda one: _moved(one, fields), only=fields)
         return bool(left)
 
     def _to_move(self, wave: Wave, account: _Account, hosts: Sequence[Host], movable: set[str]) -> list[Member]:
@@ -166,7 +166,7 @@ class Placing:
             chosen = {"host": placed.host, "destination": placed.destination, "placed": placed.reason}
             fields[one.id] = {**_NO_PLACE, **chosen}
         if fields:
-            self._rows.rewrite_members(wave.id, _TAKES, Member, lambda one: _moved(one, fields))
+            self._rows.rewrite_members(wave.id, _TAKES, Member, lambda one: _moved(one, fields), only=fields)
         # At once, as the next wave is placed with it.
         now_taken = [
             Taken(need, placed.host, placed.destination)
@@ -233,7 +233,7 @@ def _job(member: Member, jobs: Jobs) -> Migration | None:
 
 
 def _moved(member: Member, fields: Mapping[str, Mapping[str, object]]) -> Member:
-    return member.model_copy(update=fields[member.id]) if member.id in fields else member
+    return member.model_copy(update=fields[member.id])
 
 
 def _without_group(need: Need) -> Need:

@@ -227,7 +227,8 @@ class Waves:
             wave_id,
             BEFORE_CUT_OVER,
             Member,
-            lambda before: before.model_copy(update={"planned_at": planned.get(before.id, before.planned_at)}),
+            lambda before: before.model_copy(update={"planned_at": planned[before.id]}),
+            only=planned,
         )
         self.rows.change(
             wave_id, frozenset(WaveState), lambda before: before.model_copy(update={"forecast": forecast}), Wave, wave_event

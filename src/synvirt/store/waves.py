@@ -4,7 +4,7 @@ All hosts share the waves; one of them leads them at a time (`leading`). A chang
 caller saw, plus an event row.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -301,13 +301,24 @@ class WaveRows:
                 done.append(change.member_id)
         return done
 
-    def rewrite_members(self, wave_id: UUID, states: Iterable[str], model: type[M], change: Callable[[M], M]) -> None:
-        """The documents of all that are in these states, as they are at this moment; no state changes, and no event is made."""
+    def rewrite_members(
+        self,
+        wave_id: UUID,
+        states: Iterable[str],
+        model: type[M],
+        change: Callable[[M], M],
+        *,
+        only: Container[str] | None = None,
+    ) -> None:
+        """The documents of all that are in these states, as they are at this moment; no state changes, and no event is made.
+        `only`: the ids of those that may change; the others are not parsed."""
         of_wave = (wave_members.c.wave_id == str(wave_id), is_known(wave_members.c.version))
         with self._writing() as db:
             _row(db, wave_id, lock=True)
             found = db.execute(select(wave_members).where(*of_wave, wave_members.c.state.in_(list(states)))).all()
             for row in found:
+                if only is not None and row.member_id not in only:
+                    continue
                 known = parsed(model, row.document, row.version)
                 if (after := change(known)) != known:
                     written = {"document": rewritten(row.document, known, after), "version": version_after(row.version)}
