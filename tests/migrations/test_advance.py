@@ -1,12 +1,13 @@
 """How a job's ledger is swept: in which order, what waits for what, and how often it is tried."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, nullcontext
 from itertools import chain, combinations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 from uuid import UUID
 
 import pytest
@@ -17,6 +18,7 @@ from synvirt.jobs.stop import Stop
 from synvirt.migrations import advance
 from synvirt.migrations.advance import SWEEP_PAUSES_S, sweep
 from synvirt.migrations.steps import STEPS
+from synvirt.model.job import DiskProgress
 from synvirt.model.kinds import State
 from synvirt.store import LedgerEntry
 from tests.fakes.workers import in_process
@@ -146,7 +148,9 @@ def test_how_a_step_ends_says_how_its_job_does(
         begun.append(job.migration.state)
         raise error
 
+    turns: list[str] = []
     monkeypatch.setattr(Turns, "taken", taken)
+    monkeypatch.setattr(Turns, "left", lambda *_: turns.append("left"))
     monkeypatch.setitem(STEPS, State.QUEUED, step)
     (tmp_path / "imports" / "appliance").mkdir(parents=True)
     with closing(House(tmp_path, workers=in_process)) as house:
@@ -160,6 +164,7 @@ def test_how_a_step_ends_says_how_its_job_does(
         found = house.store.get(job.id)
         assert begun == ([] if is_cancelled else [State.QUEUED])
         assert (found.state, found.last_error and found.last_error.code) == (ends or State.QUEUED, code)
+        assert turns == ([] if ends is None else ["left"])
         assert (found.finished_at is None, [one.state for one in found.history][1:]) == (ends is None, [ends] if ends else [])
 
 
@@ -182,3 +187,138 @@ def test_hashes_of_the_job_that_was_retried_go_too() -> None:
         )
         asyncio.run(undone(job))
     assert forgotten == [UUID(int=1), UUID(int=1), UUID(int=2)]
+
+
+class AtWork:
+    """A job whose calls are noted, with what they are given."""
+
+    def __init__(self, kind: str = "live_vm", *, is_cancelled: bool = False) -> None:
+        self.called = Mock()
+        self.id, self.stop = UUID(int=1), Stop()
+        if is_cancelled:
+            self.stop.set()
+        self.destination = self.called.destination
+        self.rooms = SimpleNamespace(
+            hypervisor=self.called.hypervisor,
+            preparer=self.called.preparer,
+            passthroughs={"one": self.called.one, "another": self.called.another},
+            receipts=None,
+            exports=self.called.exports,
+        )
+        self.migration: Any = SimpleNamespace(
+            plan=SimpleNamespace(source_ref=SimpleNamespace(kind=kind, vm_id="vm-1")), retry_of=None
+        )
+
+    async def in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
+        return call(*arguments)
+
+    @asynccontextmanager
+    async def session(self, *, within_s: float | None) -> AsyncIterator[Any]:
+        self.called.session(within_s)
+
+        async def cleanup(*arguments: object) -> None:
+            self.called.cleanup(*arguments)
+
+        yield SimpleNamespace(cleanup=cleanup)
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [
+        ("volume", [call.destination.destroy("its")]),
+        ("domain", [call.hypervisor.undefine(UUID(int=3), UUID(int=1))]),
+        ("screenshot", [call.hypervisor.forget_screenshot(UUID(int=1))]),
+        ("variables", [call.hypervisor.forget_variables(UUID(int=1))]),
+        ("conversion", [call.preparer.discard("its")]),
+        ("passthrough", [call.one.discard("its"), call.another.discard("its")]),
+        ("export", [call.exports.end("its")]),
+        ("snapshot", [call.session(None), call.cleanup("vm-1", "its")]),
+        ("claim", []),
+        ("mark", []),
+    ],
+)
+def test_each_kind_of_thing_is_undone_by_its_own_call(kind: str, calls: list[Any]) -> None:
+    job: Any = AtWork()
+
+    async def undone() -> None:
+        await advance.SWEEPERS[kind](job, str(UUID(int=3)) if kind == "domain" else "its")
+
+    asyncio.run(undone())
+    assert job.called.mock_calls == calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_cancelled", "calls"),
+    [
+        ("live_vm", False, [call.session(None), call.cleanup("vm-1", "its")]),
+        ("live_vm", True, [call.session(advance.CANCELLED_CONNECT_S), call.cleanup("vm-1", "its")]),
+        ("file", True, []),
+    ],
+)
+def test_who_cancels_does_not_wait_long_for_a_log_in(kind: str, is_cancelled: bool, calls: list[Any]) -> None:
+    job: Any = AtWork(kind, is_cancelled=is_cancelled)
+
+    async def undone() -> None:
+        await advance.SWEEPERS["snapshot"](job, "its")
+
+    asyncio.run(undone())
+    assert job.called.mock_calls == calls
+
+
+@pytest.mark.parametrize("error", [Cancelled(), Internal("it broke")])
+@pytest.mark.parametrize("keep", [frozenset({"volume"}), frozenset[str]()])
+def test_a_job_that_ends_names_the_volumes_that_are_there(
+    monkeypatch: pytest.MonkeyPatch, error: SynvirtError, keep: frozenset[str]
+) -> None:
+    """A cancel keeps nothing. Its rehearsals end first: a volume cannot go while a clone of it is there."""
+    calls: list[object] = []
+
+    async def gone(_job: object) -> None:
+        calls.append("rehearsals")
+
+    async def swept(_job: object, kept: frozenset[str]) -> None:
+        calls.append(kept)
+
+    monkeypatch.setattr(advance, "wait_until_gone", gone)
+    monkeypatch.setattr(advance, "sweep", swept)
+    monkeypatch.setattr(advance, "kept_on_failure", lambda _: keep)
+    disks = tuple(DiskProgress(key=key, label=key, volume=f"volume {key}") for key in ("gone", "left"))
+    left = [LedgerEntry("volume", "volume left"), LedgerEntry("domain", "volume gone")]
+    changed: dict[str, Any] = {}
+
+    async def change(**named: Any) -> None:
+        changed.update(named)
+
+    async def in_thread(of: Callable[..., Any], *arguments: object) -> Any:
+        return of(*arguments)
+
+    job: Any = SimpleNamespace(
+        id=UUID(int=1),
+        migration=SimpleNamespace(
+            last_error=SimpleNamespace(code=error.code, fatal=True), disks=disks, state=State.COPYING_FULL, history=()
+        ),
+        rooms=SimpleNamespace(store=SimpleNamespace(ledger=lambda _: left)),
+        in_thread=in_thread,
+        change=change,
+        leave_turn=lambda: calls.append("turn"),
+    )
+    is_cancelled = isinstance(error, Cancelled)
+    ended = asyncio.run(advance._end(job))
+    kept = frozenset() if is_cancelled else keep
+    assert ended == changed["state"] == (State.CANCELLED if is_cancelled else State.FAILED)
+    assert calls == ["rehearsals", kept, "turn"]
+    assert [one.volume for one in changed["disks"]] == ["volume gone" if "volume" in kept else None, "volume left"]
+
+
+@pytest.mark.parametrize("to", [State.DELTA_SYNCING, State.CUTTING_OVER])
+def test_a_state_that_goes_on_is_one_visit(to: State) -> None:
+    """A held job syncs for months, pass by pass."""
+    changed: dict[str, Any] = {}
+
+    async def change(**named: Any) -> None:
+        changed.update(named)
+
+    migration = SimpleNamespace(state=State.DELTA_SYNCING, history=("visit",))
+    job: Any = SimpleNamespace(id=UUID(int=1), migration=migration, change=change)
+    asyncio.run(advance._move(job, to))
+    assert len(changed["history"]) == (1 if to is State.DELTA_SYNCING else 2)
