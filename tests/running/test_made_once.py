@@ -12,6 +12,7 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Query
 from fastapi.dependencies import utils
 
+from synvirt.doctor import finding
 from tests.fakes.service import Service
 from tests.needs import need_libvirt
 from tests.servers.libvirt_capabilities import EMULATORS, kept_for
@@ -94,3 +95,15 @@ def test_answers_about_qemu_are_asked_again_once_its_inode_has_changed(tmp_path:
     assert kept_for(0) == before
     (tmp_path / "linked").hardlink_to(program)
     assert kept_for(0) != before
+
+
+def test_a_program_that_is_another_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program, asked = tmp_path / "tool", tmp_path / "asked"
+    for version in ("1", "2"):
+        made = tmp_path / "made"
+        made.write_text(f"#!/bin/sh\necho asked >> {asked}\necho {version}\n")
+        made.chmod(0o755)
+        made.rename(program)
+        assert [finding.first_line(["tool", "--version"]) for _ in range(2)] == [version] * 2
+    assert asked.read_text() == "asked\n" * 2
