@@ -1,4 +1,5 @@
-"""When the guest of an instant start counts as started: from then on nothing may lose what it wrote."""
+"""The guest of an instant start: when it counts as started, how it is kept, and how it gets onto its volumes. Nothing may lose
+what it wrote."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,12 +9,14 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.errors import DomainDefineFailed, GuestBootFailed, SynvirtError
+from synvirt.errors import Cancelled, DiskReadFailed, DomainDefineFailed, GuestBootFailed, Internal, SynvirtError
 from synvirt.hypervisor import Lived
+from synvirt.jobs.stop import Stop
 from synvirt.migrations import instant
 from synvirt.migrations.instant import until_it_goes_well
 from synvirt.model.job import Instant, InstantState
 from synvirt.model.values import now
+from tests.running.processes import until
 
 RUNS, RAN, NEVER = Lived(runs=True, trace="it runs"), Lived(runs=False, trace="it wrote to its disk"), Lived(False, None)
 
@@ -30,7 +33,7 @@ class Job:
         self.rooms = SimpleNamespace(hypervisor=SimpleNamespace(lived=lambda _: lived))
         self.had: list[Instant] = []
         self.shown: list[SynvirtError] = []
-        self.stop = SimpleNamespace(sleep=self.slept)
+        self.stop: Any = SimpleNamespace(sleep=self.slept)
 
     async def slept(self, _seconds: float) -> None:
         pass
@@ -136,3 +139,135 @@ def test_a_failure_is_tried_again_exactly_while_something_would_be_lost(is_start
         with pytest.raises(ValueError, match="of any kind"):
             asyncio.run(until_it_goes_well(job, attempt))
         assert (tries, job.shown) == ([0], [])
+
+
+def test_work_that_fails_stops_the_other_and_is_told_when_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a guest is defined and started in a thread after its job was swept."""
+    job, calls = Job(RUNS), list[str]()
+    job.stop = stop = Stop()
+
+    async def kept(*_: object) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            calls.append("kept no more")
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise DiskReadFailed("the source broke")
+
+    async def works() -> None:
+        def until_stopped() -> None:
+            until(stop.is_set)
+            calls.append("ended")
+
+        await asyncio.to_thread(until_stopped)
+
+    monkeypatch.setattr(instant, "_keep", kept)
+    of: Any = job
+    with pytest.raises(DiskReadFailed):
+        asyncio.run(instant._while_guest_is_kept(of, [], [works(), fails()]))
+    assert calls == ["ended", "kept no more"]
+    assert not stop.is_set(), "nobody has cancelled the job"
+
+
+@pytest.mark.parametrize("paused", ["disk error", None])
+@pytest.mark.parametrize("state", ["preparing", "running", "waiting", "moving", "done"])
+def test_each_look_tells_whether_the_guest_waits_while_it_runs_over_its_source(
+    monkeypatch: pytest.MonkeyPatch, state: InstantState, paused: str | None
+) -> None:
+    job: Any = Job(RUNS)
+    job.migration.instant = Instant(state=state, started_at=now())
+    job.rooms.exports = object()
+    looks = iter([None])
+
+    async def slept(_seconds: float) -> None:
+        if next(looks, "over") == "over":
+            raise Cancelled
+
+    job.stop.sleep = slept
+    monkeypatch.setattr(instant, "keep_going", lambda *_: paused)
+    with pytest.raises(Cancelled):
+        asyncio.run(instant._keep(job, []))
+    follows = "waiting" if paused else "running"
+    assert job.migration.instant.state == (follows if state in ("running", "waiting") else state)
+
+
+class Moving(Job):
+    """`fails`: the call at which something breaks, once."""
+
+    def __init__(self, state: InstantState, *, fails: str = "") -> None:
+        super().__init__(RUNS)
+        self.migration.instant = Instant(state=state, started_at=now())
+        self.calls: list[str] = []
+        self.fails = fails
+        self.stop = SimpleNamespace(sleep=self.slept, check=lambda: self.noted("look for a cancel"))
+        self.rooms.hypervisor.onto_volumes = lambda *_: None
+        self.rooms.exports = SimpleNamespace(end=lambda _: self.noted("end the export"))
+
+    def noted(self, call: str) -> None:
+        self.calls.append(call)
+        if call == self.fails:
+            self.fails = ""
+            raise Cancelled if call == "look for a cancel" else Internal("it broke")
+
+    async def change(self, **named: Any) -> None:
+        await super().change(**named)
+        self.noted(self.migration.instant.state)
+
+    async def in_stoppable_thread(self, call: Callable[..., Any]) -> None:
+        self.noted("move")
+
+    async def strike(self, kind: str, name: str) -> None:
+        assert (kind, name) == ("export", str(self.id))
+        self.noted("strike")
+
+    def onto_volumes(self, patched: pytest.MonkeyPatch) -> None:
+        async def define_on(_job: object, _volumes: object) -> None:
+            self.noted("define")
+
+        async def show_room(_job: object, paused: object) -> None:
+            assert paused is None
+            self.noted("show its room")
+
+        patched.setattr(instant, "define_on", define_on)
+        patched.setattr(instant, "_show_room", show_room)
+        patched.setattr(instant, "_early_volumes", lambda _: [])
+        of: Any = self
+        asyncio.run(instant.onto_volumes(of, None, []))
+
+
+MOVED = ["moving", "move", "define", "show its room"]
+LEFT = ["end the export", "done", "look for a cancel", "strike"]
+
+
+@pytest.mark.parametrize("state", ["running", "waiting", "moving"])
+def test_a_guest_is_on_its_volumes_before_what_it_ran_over_goes(monkeypatch: pytest.MonkeyPatch, state: InstantState) -> None:
+    job = Moving(state)
+    job.onto_volumes(monkeypatch)
+    assert job.calls == [*MOVED, *LEFT]
+
+
+def test_one_that_has_moved_does_not_move_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Moving("done")
+    job.onto_volumes(monkeypatch)
+    assert job.calls == LEFT
+
+
+def test_a_move_that_fails_is_tried_again_and_an_export_that_does_not_end_holds_the_guests_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Moving("running", fails="define")
+    job.onto_volumes(monkeypatch)
+    assert job.calls == [*MOVED[:-1], *MOVED[1:], *LEFT]
+    job = Moving("running", fails="end the export")
+    with pytest.raises(Internal):
+        job.onto_volumes(monkeypatch)
+    assert job.migration.instant.state == "moving", "its failure ends no job"
+
+
+def test_a_cancel_is_seen_as_long_as_the_export_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Moving("running", fails="look for a cancel")
+    with pytest.raises(Cancelled):
+        job.onto_volumes(monkeypatch)
+    assert job.calls == [*MOVED, *LEFT[:-1]]
