@@ -153,7 +153,7 @@ TESTS: Tests = {
     "P2 half a second before the first byte": {
         "cli/test_startup.py": (
             "test_an_image_waits_for_what_it_needs_alone",
-            "test_the_worker_waits_for_no_importer_and_no_model",
+            "test_what_a_guest_may_wait_for_waits_for_no_importer_and_no_model",
             "test_the_help_of_all_commands_is_quick",
         ),
     },
