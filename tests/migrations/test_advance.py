@@ -15,11 +15,13 @@ import pytest
 from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
-from synvirt.migrations import advance
+from synvirt.migrations import advance, source_vm
 from synvirt.migrations.advance import SWEEP_PAUSES_S, sweep
 from synvirt.migrations.steps import STEPS
 from synvirt.model.job import DiskProgress
 from synvirt.model.kinds import State
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from synvirt.store import LedgerEntry
 from tests.fakes.workers import in_process
 from tests.house import House, offline_plan
@@ -141,14 +143,15 @@ def test_how_a_step_ends_says_how_its_job_does(
     turn and so does not wait."""
     begun: list[str] = []
 
+    turns: list[str] = []
+
     async def taken(*_: object, **__: object) -> None:
-        pass
+        turns.append("taken")
 
     async def step(job: Any) -> None:
         begun.append(job.migration.state)
         raise error
 
-    turns: list[str] = []
     monkeypatch.setattr(Turns, "taken", taken)
     monkeypatch.setattr(Turns, "left", lambda *_: turns.append("left"))
     monkeypatch.setitem(STEPS, State.QUEUED, step)
@@ -164,7 +167,7 @@ def test_how_a_step_ends_says_how_its_job_does(
         found = house.store.get(job.id)
         assert begun == ([] if is_cancelled else [State.QUEUED])
         assert (found.state, found.last_error and found.last_error.code) == (ends or State.QUEUED, code)
-        assert turns == ([] if ends is None else ["left"])
+        assert turns == [*([] if is_cancelled else ["taken"]), *([] if ends is None else ["left"])]
         assert (found.finished_at is None, [one.state for one in found.history][1:]) == (ends is None, [ends] if ends else [])
 
 
@@ -187,6 +190,30 @@ def test_hashes_of_the_job_that_was_retried_go_too() -> None:
         )
         asyncio.run(undone(job))
     assert forgotten == [UUID(int=1), UUID(int=1), UUID(int=2)]
+
+
+@pytest.mark.parametrize("fatal", [True, False])
+@pytest.mark.parametrize("error", [Cancelled(), Internal("it broke")])
+def test_a_job_that_was_failing_goes_on_with_that_and_one_with_a_trouble_with_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: SynvirtError, fatal: bool
+) -> None:
+    """Its service was killed. A trouble that may pass is only shown."""
+
+    async def step(_job: Any) -> None:
+        raise AuthFailed("its step was tried")
+
+    monkeypatch.setitem(STEPS, State.QUEUED, step)
+    (tmp_path / "imports" / "appliance").mkdir(parents=True)
+    with closing(House(tmp_path, workers=in_process)) as house:
+        (house.imports / "appliance" / "disk-0.raw").write_bytes(bytes(4096))
+        job = house.intake.submit(offline_plan(house.imports / "appliance"))
+        problem = Problem(code=error.code, message="shown", fatal=fatal, at=now(), state=State.QUEUED)
+        job = house.store.change(job.id, State.QUEUED, lambda before: before.model_copy(update={"last_error": problem}))
+        ended = asyncio.run(advance.advance(house.rooms, job, Stop()))
+        found = house.store.get(job.id).last_error
+        assert found is not None
+        assert found.code == (error.code if fatal else AuthFailed.code)
+        assert ended == (State.CANCELLED if fatal and isinstance(error, Cancelled) else State.FAILED)
 
 
 class AtWork:
@@ -219,7 +246,10 @@ class AtWork:
         async def cleanup(*arguments: object) -> None:
             self.called.cleanup(*arguments)
 
-        yield SimpleNamespace(cleanup=cleanup)
+        async def power_on(*arguments: object) -> None:
+            self.called.power_on(*arguments)
+
+        yield SimpleNamespace(cleanup=cleanup, power_on=power_on)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +293,21 @@ def test_who_cancels_does_not_wait_long_for_a_log_in(kind: str, is_cancelled: bo
 
     asyncio.run(undone())
     assert job.called.mock_calls == calls
+
+
+@pytest.mark.parametrize("may_go_off", [False, True])
+def test_a_source_that_may_still_go_off_is_powered_on_and_stays_noted(
+    monkeypatch: pytest.MonkeyPatch, may_go_off: bool
+) -> None:
+    job: Any = AtWork()
+    monkeypatch.setattr(source_vm, "may_go_off", lambda _: may_go_off)
+
+    async def undone() -> None:
+        await advance.SWEEPERS["source_power"](job, "")
+
+    with pytest.raises(SourceUnreachable) if may_go_off else nullcontext():
+        asyncio.run(undone())
+    assert job.called.mock_calls == [call.session(None), call.power_on("vm-1")]
 
 
 @pytest.mark.parametrize("error", [Cancelled(), Internal("it broke")])
