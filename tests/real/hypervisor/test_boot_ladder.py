@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from tests.needs import need
 from tests.real.guests import boot_sector, debian_without_virtio, prints
 from tests.real.test_service import service
 from tests.running.processes import command_line, is_guest, until
+from tests.servers.halting_rom import halting_rom
 
 LADDER_PATIENCE_S = 280
 
@@ -182,35 +182,20 @@ def clean(tmp_path: Path) -> Iterator[Path]:
         os.kill(pid, signal.SIGKILL)
 
 
-def halting() -> bytes:
-    """An UEFI application that stops the processor and gives no sign of life: `cli; hlt; jmp`, in the smallest PE32+ file that
-    the firmware takes (Microsoft's PE Format, sections «COFF File Header», «Optional Header», «Section Table»)."""
-    code, page = b"\xfa\xf4\xeb\xfd", 0x1000
-    coff = struct.pack("<4sHHIIIHH", b"PE\0\0", 0x8664, 1, 0, 0, 0, 0xF0, 0x22)
-    optional = struct.pack(
-        "<HBBIIIIIQIIHHHHHHIIIIHHQQQQII",
-        *(0x20B, 0, 0, 512, 0, 0, page, page, 0, page, 512, 0, 0, 0, 0, 0, 0, 0, 2 * page, 512, 0, 10, 0, 0, 0, 0, 0, 0, 16),
-    )
-    section = struct.pack("<8sIIIIIIHHI", b".text", len(code), page, 512, 512, 0, 0, 0, 0, 0x60000020)
-    header = b"MZ" + bytes(58) + struct.pack("<I", 64) + coff + optional + bytes(128) + section
-    return header.ljust(512, b"\0") + code.ljust(512, b"\0")
+def halted(data_dir: Path) -> contextlib.AbstractContextManager[tuple["subprocess.Popen[bytes]", Client]]:
+    """A service whose guests give no sign of life, and take none of the processor: their firmware halts it."""
+    rom = halting_rom(data_dir.parent / "halts")
+    return service(data_dir, "tests.real.hypervisor.halted_service", str(rom))
 
 
-def machine(data_dir: Path, name: str, *, boots: bool = False) -> MigrationPlan:
-    """A VMware folder: UEFI, a TPM, and a disk that nothing boots from: its firmware is busy for a while, then gives up. With
-    `boots` the guest halts at once, so that the job waits for a sign of life for as long as it takes."""
+def machine(data_dir: Path, name: str) -> MigrationPlan:
+    """A VMware folder: UEFI, a TPM, and a disk that nothing boots from: its firmware is busy for a while, then gives up."""
     need("qemu-img", "qemu-utils")
     need("swtpm_setup", "swtpm-tools")
-    need("mcopy", "mtools")
     folder = data_dir / "imports" / name
     folder.mkdir()
     (folder / f"{name}.vmx").write_text(VMX.format(name=name).replace("windows2019srv-64", "other-64"))
     (image := folder / "disk.raw").write_bytes(bytes(8 * MIB))
-    if boots:
-        (folder / "halting.efi").write_bytes(halting())
-        run(["mformat", "-i", image, "-T", str(8 * MIB // 512), "::"])
-        run(["mmd", "-i", image, "::EFI", "::EFI/BOOT"])
-        run(["mcopy", "-i", image, folder / "halting.efi", "::EFI/BOOT/BOOTX64.EFI"])
     run(["qemu-img", "convert", "-f", "raw", "-O", "vmdk", image, folder / f"{name}.vmdk"])
     return plan(folder, "vmx_folder")
 
@@ -227,7 +212,7 @@ def has_all(data_dir: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_cancelled_guest_leaves_nothing(clean: Path) -> None:
-    with service(clean) as (_, client):
+    with halted(clean) as (_, client):
         job = client.submit(machine(clean, "cancelled"))
         until(lambda: has_all(clean), 120)
         client.ask("POST", f"/migrations/{job.id}/cancel")
@@ -254,18 +239,18 @@ def test_a_guest_that_did_not_boot_leaves_its_volumes_and_what_it_showed(clean: 
 @pytest.mark.parametrize("delay_s", [0, 0.15, 1.5])
 def test_killed_while_the_guest_lands_and_cancelled_it_leaves_nothing(clean: Path, delay_s: float) -> None:
     """The moment is drawn by the delay after the state was seen: the ledger must hold at each."""
-    with service(clean) as (process, client):
-        job = client.submit(machine(clean, "killed", boots=True))
+    with halted(clean) as (process, client):
+        job = client.submit(machine(clean, "killed"))
         until(lambda: client.migration(job.id).state == State.STARTING, 120)
         time.sleep(delay_s)
         process.kill()
         process.wait()
-    with service(clean) as (process, client):
+    with halted(clean) as (process, client):
         client.ask("POST", f"/migrations/{job.id}/cancel")
         # And killed again, while it may be sweeping.
         time.sleep(delay_s)
         process.kill()
         process.wait()
-    with service(clean) as (_, client):
+    with halted(clean) as (_, client):
         assert ended(client, job).state == State.CANCELLED
         assert left(clean) == []
