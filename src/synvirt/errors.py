@@ -198,6 +198,10 @@ class GuestBootFailed(SynvirtError):
         self.other_bus_may_help = other_bus_may_help
 
 
+class GuestHasNoRoom(GuestBootFailed):
+    """The guest is paused, as what it writes has no room on this host: nothing is known of whether it boots."""
+
+
 class DeltaTooLarge(SynvirtError):
     """The guest changes faster than its changes can be copied."""
 

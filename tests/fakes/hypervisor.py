@@ -195,7 +195,7 @@ class FakeHypervisor:
         if found is None or not found.running or not found.held_up:
             return None
         found.held_up = self.source_away or self.is_full
-        return "no space" if self.is_full else "disk error"
+        return Paused(full="the file system at /small (0-top.qcow2)" if self.is_full else None)
 
     def guest_writes(self, uuid: UUID, disk: int, offset: int, content: bytes) -> None:
         """What it writes early stays apart until it is on its volume; then it goes there at once."""

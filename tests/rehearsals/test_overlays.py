@@ -12,9 +12,10 @@ import pytest
 
 from synvirt.errors import DiskWriteFailed
 from synvirt.main.destinations import _is_shut_out
-from synvirt.migrations import cloning
-from synvirt.migrations.warm import syncing
-from synvirt.model.job import Migration
+from synvirt.migrations import cloning, passes
+from synvirt.migrations.job import Job
+from synvirt.migrations.warm import one_pass, syncing
+from synvirt.model.job import Migration, Pass
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalRequest, RehearsalState
 from synvirt.sizes import KIB
@@ -183,6 +184,26 @@ def test_a_failed_cut_over_is_tried_again_with_what_is_aside(stage: Stage, monke
     assert done.domain is not None
     assert hypervisor(stage).seen[UUID(done.domain.uuid)] == source_bytes(stage)
     assert beside(stage, done) == []
+
+
+def test_a_pass_without_room_ends_the_rehearsal_and_not_the_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rehearsed guest writes lies on the file system of the volumes."""
+    copy = passes.run_opened_pass
+
+    async def full(job: Job, *order: Any, **how: Any) -> Pass:
+        if any(one.state is RehearsalState.BOOTING for one in stage.house.store.rehearsals.of(job.id)):
+            raise DiskWriteFailed("disk.raw: 4096 bytes cannot be written: No space left on device")
+        return await copy(job, *order, **how)
+
+    job = held(stage)
+    monkeypatch.setattr(one_pass, "run_opened_pass", full)
+    rehearsal = begun(stage, job)
+    stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state in REHEARSED)
+    assert stage.asking.get(job.id, rehearsal.id).state is RehearsalState.CANCELLED
+    synced(stage, job, 600 * KIB, b"since then")
+    done = stage.cut_over(job.id)
+    assert done.state is State.COMPLETED, done.last_error
+    assert stage.leftovers(done) == []
 
 
 def test_a_fold_that_fails_is_the_rehearsals_trouble(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -409,7 +409,7 @@ def while_destination_is_away(under_way: UnderWay, work: Callable[[], None]) -> 
 
 def _say(under_way: UnderWay, trouble: Trouble) -> None:
     hint = trouble.hint or "cancel the run to give up: what the guest wrote is lost then"
-    _show(under_way, trouble.model_copy(update={"hint": hint}), "The guest runs on, and it is tried again")
+    _show(under_way, trouble.model_copy(update={"hint": hint}), "The guest is kept, and it is tried again")
 
 
 def _show(under_way: UnderWay, trouble: Trouble, meanwhile: str) -> None:

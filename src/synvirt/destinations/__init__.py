@@ -59,3 +59,16 @@ class Destination(Protocol):
     def unclone(self, name: str, to: str) -> None: ...
     def shared_id(self) -> str | None: ...
     def free_bytes(self) -> int: ...
+
+
+def as_away(destination: Destination, error: DiskWriteFailed) -> DiskWriteFailed:
+    """What to raise for an error of a copy to this destination: DestinationAway, where it went away meanwhile. A program that
+    writes there sees an input/output error then, or no such file."""
+    if not isinstance(error, DestinationAway):
+        try:
+            destination.free_bytes()
+        except DestinationAway as away:
+            return away
+        except DiskWriteFailed:
+            pass
+    return error

@@ -162,7 +162,9 @@ class DirectoryDestination:
     def free_bytes(self) -> int:
         self._refuse_unmounted()
         with _failing("the folder of the volumes cannot be inspected"):
-            return shutil.disk_usage(self.folder).free
+            # Where its file system was mounted after the service had started, `create` makes the folder.
+            there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+            return shutil.disk_usage(there).free
 
     @staticmethod
     def _shares(source: int, target: int) -> bool:

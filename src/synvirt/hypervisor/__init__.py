@@ -3,15 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity
 from synvirt.model.job import Domain
 
-# Why QEMU has paused a guest: a disk cannot be read or written, or has no room for what the guest writes.
-Paused = Literal["disk error", "no space"]
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Why QEMU has paused a guest: a disk cannot be read or written. `full`: what has no room for what the guest writes, in
+    words; None: the disk has another trouble."""
+
+    full: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

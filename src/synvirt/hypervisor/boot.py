@@ -43,12 +43,13 @@ WRITING_SECONDS = 3
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What was seen of a guest. `at_s`: seconds since the start of the wait. `trouble`: why it has stopped or crashed;
-    `hopeless`: no other bus would help. `console`: the end of the serial console; `screen`: the text of a screen in text mode.
-    `resets`, `requests`, `writes`: so far."""
+    `hopeless`: no other bus would help; `full`: it was paused for want of room. `console`: the end of the serial console;
+    `screen`: the text of a screen in text mode. `resets`, `requests`, `writes`: so far."""
 
     at_s: float
     trouble: str | None = None
     hopeless: bool = False
+    full: bool = False
     agent: bool = False
     console: str = ""
     screen: str = ""
@@ -59,11 +60,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The guest has not booted. `other_bus_may_help`: it looks like a guest that has no driver for its disks."""
+    """The guest has not booted. `other_bus_may_help`: it looks like a guest that has no driver for its disks. `full`: what it
+    writes has no room."""
 
     trouble: str
     cause: Cause | None
     other_bus_may_help: bool
+    full: bool = False
 
 
 @dataclass
@@ -131,7 +134,7 @@ class Watch:
 
     def _lost(self, seen: Seen, trouble: str, *, hopeless: bool = False) -> Lost:
         found = _cause(seen)
-        return Lost(trouble, found, not hopeless and (found is None or found.other_bus))
+        return Lost(trouble, found, not hopeless and (found is None or found.other_bus), full=seen.full)
 
     def _note(self, seen: Seen) -> None:
         before = self._last or Seen(0)

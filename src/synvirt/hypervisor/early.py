@@ -18,7 +18,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree as ET  # of libvirt's own answers: a domain that we defined
 
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal
-from synvirt.hypervisor import Early, Volume
+from synvirt.hypervisor import Early, Volume, held_up
 from synvirt.kvm.connection import load
 from synvirt.kvm.identity import JOB_NAMESPACE
 from synvirt.programs import ProgramFailed, run
@@ -31,16 +31,12 @@ COMMIT_TIMEOUT_S = 6 * 3600
 CREATE_TIMEOUT_S = 60
 
 
-def is_held_up(domain: Any) -> bool:
-    """Whether the guest is paused because a disk could not be read or written."""
-    libvirt = load()
-    return bool(domain.state() == [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR])
-
-
 def overlay(path: str, over: str, size_bytes: int) -> None:
     """Makes a new, empty overlay. DiskWriteFailed."""
     Path(path).unlink(missing_ok=True)
-    _qemu_img("create", "-q", "-f", "qcow2", "-F", "raw", "-b", over, path, str(size_bytes), within_s=CREATE_TIMEOUT_S)
+    _qemu_img(
+        "create", "-q", "-f", "qcow2", "-F", "raw", "-b", over, path, str(size_bytes), into=path, within_s=CREATE_TIMEOUT_S
+    )
     Path(path).chmod(0o600)  # only the guest may read what it writes
 
 
@@ -65,17 +61,20 @@ def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], N
             passing = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_BLOCK_COPY_ACTIVE, libvirt.VIR_ERR_OPERATION_TIMEOUT)
             if error.get_error_code() not in passing and not _is_off(domain):
                 raise DiskWriteFailed(
-                    f"disk {volume.disk_key} does not get onto its volume: {error.get_error_message() or error}", hint=_RUNS_ON
+                    f"disk {volume.disk_key} does not get onto its volume: {error.get_error_message() or error}", hint=_KEPT
                 ) from error
         if begun > TRIES:
+            below, above = held_up.place_of(volume.path), held_up.place_of(_early(volume).between)
             raise DiskWriteFailed(
                 f"disk {volume.disk_key} of {domain.name()} does not get onto its volume: the block job ends each time",
-                hint=f"is there room on the destination and in {{data_dir}}? {_RUNS_ON}",
+                hint=f"is there room in {below}, and in {above}?",
             )
         time.sleep(POLL_S)
 
 
-_RUNS_ON = "The guest runs on; it is tried again"
+# What a program says of ENOSPC (strerror(3)), as it has no other way to say it.
+NO_SPACE = "No space left"
+_KEPT = "The guest is kept; it is tried again"
 
 
 def _is_off(domain: Any) -> bool:
@@ -90,7 +89,7 @@ def _one_step(domain: Any, volume: Volume, give: Callable[[str], None]) -> Liter
     if not domain.isActive():
         return "done" if _commit_offline(domain, volume) else "under way"
     _let_go(domain)  # a service may have ended during the pause of a pivot
-    if is_held_up(domain):
+    if held_up.is_held_up(domain):
         # The block jobs need nothing of the source. Afterwards the guest reads the volume instead of it.
         domain.resume()
     disk = _disk_of(domain.XMLDesc(), volume)
@@ -169,8 +168,9 @@ def _commit_offline(domain: Any, volume: Volume) -> bool:
         return True
     try:
         if source == early.top:
-            _qemu_img("rebase", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", volume.path, early.top, within_s=CREATE_TIMEOUT_S)
-        _qemu_img("commit", "-q", "-d", "-f", "qcow2", str(source), within_s=COMMIT_TIMEOUT_S)
+            rebase = ("rebase", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", volume.path, early.top)
+            _qemu_img(*rebase, into=early.top, within_s=CREATE_TIMEOUT_S)
+        _qemu_img("commit", "-q", "-d", "-f", "qcow2", str(source), into=volume.path, within_s=COMMIT_TIMEOUT_S)
     except DiskWriteFailed:
         if domain.isActive():
             return False
@@ -198,8 +198,10 @@ def _early(volume: Volume) -> Early:
     return volume.early
 
 
-def _qemu_img(*arguments: str, within_s: float) -> None:
+def _qemu_img(*arguments: str, into: str, within_s: float) -> None:
+    """`into`: the file that it writes."""
     try:
         run(["qemu-img", *arguments], timeout_s=within_s, guarded=True, missing=DiskWriteFailed)
     except ProgramFailed as error:
-        raise DiskWriteFailed(f"an overlay of the guest cannot be kept: {error.detail}") from error
+        hint = f"free space in {held_up.place_of(into)}" if NO_SPACE in error.detail else None
+        raise DiskWriteFailed(f"an overlay of the guest cannot be kept: {error.detail}", hint=hint) from error

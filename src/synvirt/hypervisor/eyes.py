@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from synvirt.hypervisor import console
+from synvirt.hypervisor import console, held_up
 from synvirt.hypervisor.boot import Seen
 from synvirt.kvm import agent
 from synvirt.kvm.connection import load
@@ -17,6 +17,8 @@ _PIECE_BYTES = 256 << 10
 
 def look(domain: Any, console_log: Path, *, at_s: float, resets: int) -> Seen:
     """Everything at once. A guest that goes away meanwhile counts as stopped."""
+    if (full := _full(domain)) is not None:
+        return Seen(at_s, trouble=f"was paused: what it writes has no room in {full}", full=True, hopeless=True, resets=resets)
     trouble, hopeless = _trouble(domain)
     if trouble is not None:
         return Seen(at_s, trouble=trouble, hopeless=hopeless, console=console.text(console_log), resets=resets)
@@ -89,6 +91,13 @@ def restarts(connection: Any, domain: Any) -> Iterator[list[None]]:
                 connection.domainEventDeregisterAny(number)
 
 
+def _full(domain: Any) -> str | None:
+    """What has no room for what this domain writes, if QEMU has paused it for that."""
+    with contextlib.suppress(load().libvirtError):  # it is gone: `_trouble` says so
+        return held_up.why(domain).full if held_up.is_held_up(domain) else None
+    return None
+
+
 def _trouble(domain: Any) -> tuple[str | None, bool]:
     """Why this domain will not boot any more, and whether that is so on every disk bus. None, while it may boot."""
     libvirt = load()
@@ -100,7 +109,7 @@ def _trouble(domain: Any) -> tuple[str | None, bool]:
         return None, False
     if state == libvirt.VIR_DOMAIN_PAUSED:
         if reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR:
-            return "was paused, since a volume could not be read or written: is the disk full?", True
+            return "was paused, since a volume could not be read or written", True
         # An operator who has paused the guest will resume it; libvirt itself pauses it while it starts.
         return ("crashed", True) if reason == libvirt.VIR_DOMAIN_PAUSED_CRASHED else (None, False)
     if state == libvirt.VIR_DOMAIN_CRASHED or reason == libvirt.VIR_DOMAIN_SHUTOFF_CRASHED:

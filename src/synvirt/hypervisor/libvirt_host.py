@@ -15,8 +15,17 @@ from uuid import UUID
 
 from synvirt import xml_document
 from synvirt.durable import put_private_file, sweep
-from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound, SynvirtError
-from synvirt.hypervisor import Capacity, Lived, Paused, Volume, console, early, eyes, facts, lives
+from synvirt.errors import (
+    Cancelled,
+    Conflict,
+    DomainDefineFailed,
+    GuestBootFailed,
+    GuestHasNoRoom,
+    Internal,
+    NotFound,
+    SynvirtError,
+)
+from synvirt.hypervisor import Capacity, Lived, Paused, Volume, console, early, eyes, facts, held_up, lives
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
@@ -269,10 +278,10 @@ class LibvirtHost:
     def resume(self, uuid: UUID) -> Paused | None:
         domain, libvirt = self._find("lookupByUUIDString", str(uuid)), load()
         with contextlib.suppress(libvirt.libvirtError):  # it went, or goes on by itself
-            if domain is not None and early.is_held_up(domain):
-                is_full = libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE in domain.diskErrors().values()
+            if domain is not None and held_up.is_held_up(domain):
+                paused = held_up.why(domain)
                 domain.resume()
-                return "no space" if is_full else "disk error"
+                return paused
         return None
 
     def onto_volumes(self, uuid: UUID, volumes: list[Volume], stop: Callable[[], bool]) -> None:
@@ -309,6 +318,8 @@ class LibvirtHost:
                 time.sleep(POLL_S)
 
     def _boot_failed(self, domain: Any, lost: Lost, seen: Seen) -> GuestBootFailed:
+        if lost.full:
+            return GuestHasNoRoom(f"guest {domain.name()} {lost.trouble}", hint="free space there, and try again")
         pictured = self._keep_screenshot(domain)
         parts = [f"guest {domain.name()} {lost.trouble}"]
         if lost.cause is not None:

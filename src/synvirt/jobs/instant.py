@@ -22,7 +22,7 @@ LOOK_EVERY_S = 1.0
 # Pauses after failures while the guest runs; the last one repeats.
 AGAIN_S = (2, 5, 10, 30, 60)
 # What is shown of a guest that is paused with "no space" (`room_news`).
-NO_SPACE = "the guest is paused: what it writes has no room on the file system of {data_dir}"
+NO_SPACE = "the guest is paused: what it writes has no room in "
 NO_SPACE_HINT = "free space there: the guest goes on by itself"
 OTHER_DESTINATION = "choose a destination of kind zfs or directory, or leave instant out"
 
@@ -58,14 +58,12 @@ def keep_going(
     return None if uuid is None else hypervisor.resume(uuid)
 
 
-def room_news(shown: str | None, paused: Paused | None) -> Literal["none left", "there again"] | None:
-    """What changes in what is shown of the guest's room. `shown`: the message of the trouble that is shown now. Another trouble
-    stays; the lack of room is shown after it, if it lasts."""
-    if paused == "no space" and shown is None:
-        return "none left"
-    if paused != "no space" and shown == NO_SPACE:
-        return "there again"
-    return None
+def room_news(shown: str | None, paused: Paused | None) -> str | None:
+    """What to show now of the guest's room; empty: show it no more; None: what is shown stays. `shown`: the message of the
+    trouble that is shown now. Another trouble stays; the lack of room is shown after it, if it lasts."""
+    if paused is not None and paused.full is not None:
+        return f"{NO_SPACE}{paused.full}" if shown is None else None
+    return "" if shown is not None and shown.startswith(NO_SPACE) else None
 
 
 def refuse_loss(what: str, instant: Instant | None, asked: GuestWrites, wrong: type[Conflict] = Conflict) -> None:

@@ -135,6 +135,16 @@ def _end_guests(job: Job) -> None:
                 log.warning("a rehearsed guest runs on", rehearsal=str(rehearsal.id), cause=error.detail)
 
 
+async def make_room(job: Job, error: SynvirtError) -> bool:
+    """Ends the job's rehearsals, where a pass could not be written: what their guests write may have filled the destination.
+    Whether there were any, and they are gone."""
+    if not await job.in_thread(job.rooms.store.rehearsals.has_unended, job.id):
+        return False
+    log.warning("the rehearsal is ended, as the copy cannot be written", job=str(job.id), cause=error.detail)
+    await job.stop.or_stop(wait_until_gone(job))
+    return not await job.in_thread(job.rooms.store.rehearsals.has_unended, job.id)
+
+
 async def release(job: Job) -> None:
     """No reader needs the old bytes of the volumes now: what lies beside them is removed, if folded. After the last pass."""
 

@@ -45,7 +45,6 @@ from synvirt.jobs.exports import Exports
 from synvirt.jobs.instant import (
     AGAIN_S,
     LOOK_EVERY_S,
-    NO_SPACE,
     NO_SPACE_HINT,
     OTHER_DESTINATION,
     is_started,
@@ -232,7 +231,7 @@ def _shown_meanwhile(job: Job, error: Exception, pause_s: float) -> SynvirtError
     log.warning("the guest runs on; it is tried again", job=str(job.id), cause=error.detail, again_s=pause_s)
     return from_code(
         error.code,
-        f"{error.detail.rstrip('.')}. The guest runs on, and it is tried again",
+        f"{error.detail.rstrip('.')}. The guest is kept, and it is tried again",
         error.hint or "cancel the job to give up: what the guest wrote is lost then",
     )
 
@@ -275,7 +274,7 @@ async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
             raise
         except Exception as error:  # of any kind: as long as the guest runs, this must not end
             log.warning("the guest's disks are not served now", job=name, cause=str(error))
-            paused = "disk error"
+            paused = Paused()
         await _show_room(job, paused)
         if (instant := job.migration.instant) is not None and instant.state in ("running", "waiting"):
             state: InstantState = "waiting" if paused else "running"
@@ -285,12 +284,14 @@ async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
 
 async def _show_room(job: Job, paused: Paused | None) -> None:
     shown = job.migration.last_error
-    match room_news(None if shown is None else shown.message, paused):
-        case "none left":
-            log.warning("the guest has no room for what it writes", job=str(job.id))
-            await job.show(DiskWriteFailed(NO_SPACE, hint=NO_SPACE_HINT))
-        case "there again":
-            await job.show_no_more()
+    if shown is not None and paused is not None and (await job.memory()).passing is None:
+        shown = None  # it passes no more, and is shown again afterwards: the job runs cold, for example
+    news = room_news(None if shown is None else shown.message, paused)
+    if news:
+        log.warning("the guest has no room for what it writes", job=str(job.id), cause=news)
+        await job.show(DiskWriteFailed(news, hint=NO_SPACE_HINT))
+    elif news is not None:
+        await job.show_no_more()
 
 
 # ── Starting: onto the volumes ───────────────────────────────────────────────────────────────────────────────────────

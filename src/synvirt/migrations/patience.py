@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import structlog
 
-from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
-from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
+from synvirt.destinations import AWAY_PAUSES_S, DestinationAway, as_away
+from synvirt.errors import AuthFailed, DiskWriteFailed, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.guests import AdoptFailed
 from synvirt.live import GuestStaysOn
 from synvirt.migrations.job import Job
@@ -147,15 +147,22 @@ async def patiently(job: Job, attempt: Callable[[Patience], Awaitable[T]], limit
 
 
 async def while_destination_is_away(job: Job, step: Callable[[Job], Awaitable[T]]) -> T:
-    """The step's result. The step is called again while its destination is away."""
+    """The step's result. The step is called again while its destination is away, also where it went in the step's middle."""
     try:
-        return await step(job)
+        return await _tried(job, step)
     except DestinationAway as error:
         away = error
     async with Patience(job) as patience:
         while True:
             await patience.wait(away)
             try:
-                return await step(job)
+                return await _tried(job, step)
             except DestinationAway as error:
                 away = error
+
+
+async def _tried(job: Job, step: Callable[[Job], Awaitable[T]]) -> T:
+    try:
+        return await step(job)
+    except DiskWriteFailed as error:
+        raise await job.in_thread(as_away, job.destination, error) from error

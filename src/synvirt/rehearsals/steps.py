@@ -14,6 +14,7 @@ import structlog
 
 from synvirt.errors import (
     Cancelled,
+    DiskWriteFailed,
     DomainDefineFailed,
     GuestBootFailed,
     Interrupted,
@@ -180,10 +181,12 @@ def _found(under_way: UnderWay) -> dict[str, object]:
         trouble = _asked(under_way, checker, _as_asked(check))
         results.append(CheckResult(name=_named(check), ok=trouble is None, detail=trouble or "as it should be"))
     kept = _keep(under_way, under_way.rooms.hypervisor.picture(rehearsal.id))
+    sameness = _sameness(under_way)
+    _refuse_no_room(under_way)
     return {
         "outcome": RehearsalState.PASSED if all(one.ok for one in results) else RehearsalState.FAILED,
         "checks": tuple(results),
-        "sameness": _sameness(under_way),
+        "sameness": sameness,
         "screenshot_url": _url(rehearsal) if kept else None,
     }
 
@@ -260,9 +263,22 @@ def _asked(under_way: UnderWay, checker: Checker, check: Check) -> str | None:
         under_way.check()
         left_s = deadline - time.monotonic()
         trouble = checker.trouble(check, under_way.rehearsal.id, max(left_s, CHECK_PAUSE_S))
+        if trouble is not None:
+            _refuse_no_room(under_way)
         if trouble is None or time.monotonic() >= deadline:
             return trouble
         under_way.pause(min(CHECK_PAUSE_S, max(deadline - time.monotonic(), 0.0)))
+
+
+def _refuse_no_room(under_way: UnderWay) -> None:
+    """DiskWriteFailed, where the guest is paused as what it writes has no room: what fails then says nothing of the guest. It
+    ends, as the copy of its job may need the room."""
+    paused = under_way.rooms.hypervisor.resume(under_way.rehearsal.id)
+    if paused is not None and paused.full is not None:
+        raise DiskWriteFailed(
+            f"the rehearsed guest was paused: what it writes has no room in {paused.full}",
+            hint="free space there, and rehearse again",
+        )
 
 
 def _as_asked(check: AnyCheck) -> Check:

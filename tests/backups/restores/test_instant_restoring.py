@@ -18,6 +18,7 @@ from synvirt.backups.restores import new_domain
 from synvirt.backups.working import Copying
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.nbd.reader import NbdReader
+from synvirt.disks.specs import WriterSpec
 from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled, DiskReadFailed, PersistFailed
 from synvirt.jobs.exports import ProcessExports, holder
 from synvirt.repository.keys import CHUNK_BYTES
@@ -55,6 +56,37 @@ def test_a_restore_waits_for_a_destination_that_is_away(
     run = ended(place.backups, restored.id)
     assert (run.status, run.error) == (Status.COMPLETED, None)
     (volume,) = (place.folder / "volumes").rglob("*.raw")
+    assert volume.read_bytes() == disk_content()
+
+
+@pytest.mark.parametrize("instant_", [False, True])
+def test_a_restore_waits_for_a_destination_that_goes_while_it_is_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, instant_: bool
+) -> None:
+    """Its worker only sees that the volume is not there, or an input/output error."""
+    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.05,))
+    monkeypatch.setattr(runs, "AGAIN_S", (0.05,))
+    (destination,) = place.restore_host.destinations.values()
+    assert isinstance(destination, DirectoryDestination)
+    volumes, elsewhere, opens, opened = place.folder / "volumes", place.folder / "elsewhere", destination.open, []
+    monkeypatch.setattr(destination, "is_mounted", volumes.exists)
+
+    def goes(name: str, size_bytes: int) -> WriterSpec:
+        opened.append(opens(name, size_bytes))
+        if len(opened) == 1:
+            volumes.rename(elsewhere)
+        return opened[-1]
+
+    monkeypatch.setattr(destination, "open", goes)
+    restored = place.restore(instant=instant_)
+    until(lambda: restored.run.error is not None)
+    assert restored.run.error is not None
+    assert "nothing is mounted" in restored.run.error.message
+    assert restored.run.finished_at is None
+    elsewhere.rename(volumes)
+    run = ended(place.backups, restored.id)
+    assert (run.status, run.error) == (Status.COMPLETED, None)
+    (volume,) = volumes.rglob("*.raw")
     assert volume.read_bytes() == disk_content()
 
 
@@ -133,7 +165,7 @@ def test_a_copy_that_fails_is_said_and_ends_nothing(place: Place) -> None:
     error = restored.run.error
     assert error is not None
     assert error.code == "E_BAK_DAMAGED"
-    assert "The guest runs on" in error.message
+    assert "The guest is kept" in error.message
     assert restored.run.finished_at is None
     restored.cancelled()
 

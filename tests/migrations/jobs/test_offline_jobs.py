@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
+from synvirt.disks.specs import WriterSpec
 from synvirt.errors import SynvirtError
 from synvirt.migrations import patience
 from synvirt.migrations.job import Job
@@ -306,6 +307,49 @@ def test_no_volume_is_made_below_a_file_system_that_is_not_mounted_yet(tmp_path:
             assert (ended.state, ended.last_error) == (State.COMPLETED, None)
             assert house.volume(ended).read_bytes() == some_disk()
             assert len(ended.passes) == 1
+
+
+class Going(DirectoryDestination):
+    """Its file system goes just before the copy opens the volume there, once."""
+
+    went = False
+
+    def open(self, name: str, size_bytes: int) -> WriterSpec:
+        spec = super().open(name, size_bytes)
+        if not self.went and self._mount_point is not None:
+            self.went = True
+            subprocess.run(["umount", self._mount_point], check=True)
+        return spec
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
+def test_a_file_system_that_goes_while_it_is_written_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy itself sees only that its file is not there, or an input/output error."""
+    quick_tries(monkeypatch)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    kept, point = tmp_path / "kept", tmp_path / "mounted"
+    for folder in (kept, point):
+        folder.mkdir()
+    with mounted(kept, "-t", "tmpfs", "-o", "size=32m", "tmpfs"), ExitStack() as later:
+        destination = Going(point / "volumes", mount_point=point)
+        house = House(tmp_path, destination=destination)
+        later.callback(lambda: subprocess.run(["umount", "--lazy", point], check=False, capture_output=True))
+        subprocess.run(["mount", "--bind", kept, point], check=True)
+        job = house.intake.submit(offline_plan(imported(house, {DISK: some_disk()})))
+        reported: list[str] = []
+
+        def mount_again() -> None:
+            if (error := house.store.get(job.id).last_error) is not None and not reported:
+                assert not error.fatal, error
+                reported.append(error.message)
+                subprocess.run(["mount", "--bind", kept, point], check=True)
+
+        house.store.on_commit = mount_again
+        ended = house.run(job.id)
+        house.store.on_commit = lambda: None
+        assert [f"nothing is mounted at {point}" in one for one in reported] == [True]
+        assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+        assert house.volume(ended).read_bytes() == some_disk()
 
 
 @contextmanager

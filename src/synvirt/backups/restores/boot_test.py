@@ -30,7 +30,15 @@ from synvirt.backups.restores.new_files import remove_folder
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
 from synvirt.durable import make_open_folder
-from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks, Interrupted
+from synvirt.errors import (
+    BootTestFailed,
+    DiskWriteFailed,
+    DomainDefineFailed,
+    GuestBootFailed,
+    GuestHasNoRoom,
+    HostLacks,
+    Interrupted,
+)
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.jobs.ledger import Ledger, Undo
@@ -149,6 +157,8 @@ class BootTesting:
         began = time.monotonic()
         try:
             sign = hypervisor.wait_until_booted(run_id, self._restore_host.boot_timeout_s, under_way.stop)
+        except GuestHasNoRoom as error:
+            raise HostLacks(error.detail, hint=error.hint) from error
         except GuestBootFailed as error:
             found = BootTest(at=now(), result="failed", seconds=round(time.monotonic() - began, 1), trouble=error.detail)
             picture = hypervisor.screenshot(run_id)

@@ -28,7 +28,6 @@ from synvirt.jobs.exporting import ACTIVITY
 from synvirt.jobs.exports import Exports
 from synvirt.jobs.instant import (
     LOOK_EVERY_S,
-    NO_SPACE,
     NO_SPACE_HINT,
     OTHER_DESTINATION,
     is_started,
@@ -37,7 +36,6 @@ from synvirt.jobs.instant import (
     room_news,
     why_not_onto,
 )
-from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain, Instant, InstantState, Progress
 from synvirt.model.values import now
 from synvirt.repeating import repeated
@@ -127,7 +125,7 @@ class InstantDomain(NewDomain):
         activity = self._exports.folder(str(guest.under_way.run.id)) / ACTIVITY
         yielding = replace(copying, done=Sum(guest.under_way, Progress()), yields_to=str(activity))
         for (target, disk), reader in zip(guest.disks.items(), guest.readers, strict=True):
-            yielding.copy(DiskOrder(key=target, reader=reader, writer=guest.volumes.open(target, disk.size_bytes)))
+            guest.volumes.fill(yielding, target, disk.size_bytes, reader)
         guest.be("moving")
 
     def _move(self, guest: "_Guest", defined: Domain) -> None:
@@ -200,20 +198,20 @@ class _Guest:
                 paused = keep_going(exports, restore_host.hypervisor, str(run.id), self.readers, run.id)
         except SynvirtError as error:
             _log.warning("the guest's disks are not served now", run=str(run.id), cause=error.detail)
-            paused = "disk error"
+            paused = Paused()
         self._show_room(paused)
         self.be("waiting" if paused else "running", only_if=("running", "waiting"))
 
     def _show_room(self, paused: Paused | None) -> None:
         with self.under_way.lock:
             shown = self.under_way.run.error
-            match room_news(None if shown is None else shown.message, paused):
-                case "none left":
-                    _log.warning("the guest has no room for what it writes", run=str(self.under_way.run.id))
-                    trouble = Trouble(code=BackupDiskWriteFailed.code, message=NO_SPACE, hint=NO_SPACE_HINT)
-                    self.under_way.note(error=trouble)
-                case "there again":
-                    self.under_way.note(error=None)
+            news = room_news(None if shown is None else shown.message, paused)
+            if news:
+                _log.warning("the guest has no room for what it writes", run=str(self.under_way.run.id), cause=news)
+                trouble = Trouble(code=BackupDiskWriteFailed.code, message=news, hint=NO_SPACE_HINT)
+                self.under_way.note(error=trouble)
+            elif news is not None:
+                self.under_way.note(error=None)
 
 
 def _state(under_way: UnderWay) -> InstantState | None:

@@ -19,8 +19,7 @@ from synvirt.backups.restores.host import SWTPM_USERS, RestoreHost
 from synvirt.backups.restores.new_files import remove_folder
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
-from synvirt.destinations import Destination
-from synvirt.disks.specs import WriterSpec
+from synvirt.destinations import Destination, as_away
 from synvirt.durable import put_private_file, sync_folder
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
 from synvirt.hypervisor.hardware import own_mac
@@ -47,8 +46,13 @@ class Volumes:
         kind = self.destination.device_type
         return {target: Place(self.destination.device(name), kind) for target, name in self.names.items()}
 
-    def open(self, target: str, size_bytes: int) -> WriterSpec:
-        return self.destination.open(self.names[target], size_bytes)
+    def fill(self, copying: Copying, target: str, size_bytes: int, reader: PointSpec) -> None:
+        """Copies a disk onto its volume; it is durable on return. DestinationAway, where that went away meanwhile."""
+        try:
+            writer = self.destination.open(self.names[target], size_bytes)
+            copying.copy(DiskOrder(key=target, reader=reader, writer=writer))
+        except DiskWriteFailed as error:
+            raise as_away(self.destination, error) from error
 
 
 class NewDomain:
@@ -84,8 +88,7 @@ class NewDomain:
             self._try(defined)
         under_way.move(Status.TRANSFERRING)
         for target, disk in disks.items():
-            writer = volumes.open(target, disk.size_bytes)
-            copying.copy(DiskOrder(key=target, reader=self._spec(manifest, target), writer=writer))
+            volumes.fill(copying, target, disk.size_bytes, self._spec(manifest, target))
         under_way.move(Status.COMMITTING, domain=RestoredDomain(name=defined.name, uuid=run_id))
         put_tpm(restore_host, self._ledger, run_id, manifest)
         define(restore_host, defined)

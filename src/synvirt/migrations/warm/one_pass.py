@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 import structlog
 
 from synvirt.disks.specs import comes_once, leaves_unwritten_out, read_whole
-from synvirt.errors import Cancelled, CbtReset, PersistFailed, SynvirtError
+from synvirt.errors import Cancelled, CbtReset, DiskWriteFailed, PersistFailed, SynvirtError
 from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations import source_vm
-from synvirt.migrations.cloning import clone_asked
+from synvirt.migrations.cloning import clone_asked, make_room
 from synvirt.migrations.job import Job, named
 from synvirt.migrations.passes import PassDisk, run_opened_pass
 from synvirt.migrations.patience import Patience, patiently
@@ -77,6 +77,9 @@ async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass 
         return await run_opened_pass(job, new, opened, patience, fresh=fresh)
     except SETBACKS as error:
         await note_setback(job, number, kind, error)
+    except DiskWriteFailed as error:
+        if not await make_room(job, error):
+            raise
     return None
 
 
