@@ -27,9 +27,9 @@ mkdir -p "$tree/DEBIAN" "$tree/$packages" "$tree/$home/bin" "$tree/usr/bin" "$tr
 ln -s /usr/bin/python3.11 "$tree/$home/bin/python3"
 ln -s python3 "$tree/$home/bin/python"
 printf 'home = /usr/bin\ninclude-system-site-packages = true\nversion = 3.11\n' > "$tree/$home/pyvenv.cfg"
-quiet="-q --disable-pip-version-check --no-input --no-compile"
-"$pip" install $quiet --no-deps --target "$tree/$packages" --require-hashes -r "$here/requirements.txt"
-"$pip" install $quiet --no-deps --upgrade --target "$tree/$packages" "$here"
+quiet="-q --disable-pip-version-check --no-input"
+"$pip" install $quiet --no-compile --no-deps --target "$tree/$packages" --require-hashes -r "$here/requirements.txt"
+"$pip" install $quiet --no-compile --no-deps --upgrade --target "$tree/$packages" "$here"
 rm -rf "$tree/$packages/bin" "$tree/$packages"/synvirt-*.dist-info/direct_url.json
 "$tree/$home/bin/python3" -P "$here/packaging/launcher.py" | sed "s#$tree/#/#g" > "$tree/$home/bin/synvirt"
 chmod 755 "$tree/$home/bin/synvirt"
@@ -48,9 +48,14 @@ chmod 640 "$tree/etc/synvirt/synvirt.toml"
 install -m 644 "$here/packaging/apparmor/synvirt" "$tree/etc/apparmor.d/synvirt"
 cp "$here"/docs/*.md "$tree/usr/share/doc/synvirt/"
 # What it is made of, in CycloneDX: each locked package with its hashes. The tool has an environment of its own, which is not packed.
-"$here/.venv/bin/python" -m venv --without-pip "$tools"
-"$pip" --python "$tools/bin/python" install $quiet --require-hashes -r "$here/packaging/requirements-sbom.txt"
-"$tools/bin/cyclonedx-py" requirements "$here/requirements.txt" --pyproject "$here/pyproject.toml" --mc-type application \
+# It stays for the next build, with its byte code: to make it takes as long as all that is compiled above.
+sbom="$here/.venv/sbom-$(sha256sum "$here/packaging/requirements-sbom.txt" | cut -c1-16)"
+if ! test -d "$sbom"; then
+    "$here/.venv/bin/python" -m venv --without-pip "$tools/env"
+    "$pip" --python "$tools/env/bin/python" install $quiet --require-hashes -r "$here/packaging/requirements-sbom.txt"
+    mv -T "$tools/env" "$sbom" 2>/dev/null || test -d "$sbom"  # another build has made it meanwhile
+fi
+"$sbom/bin/python" -m cyclonedx_py requirements "$here/requirements.txt" --pyproject "$here/pyproject.toml" --mc-type application \
     --output-reproducible --output-format JSON --output-file "$tree/usr/share/doc/synvirt/sbom.cdx.json" 2>"$tools/told" || { cat "$tools/told" >&2; exit 1; }
 gzip -9nc "$here/CHANGELOG.md" > "$tree/usr/share/doc/synvirt/changelog.gz"
 {
