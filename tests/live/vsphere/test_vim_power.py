@@ -1,14 +1,18 @@
 """When a VM was started last, by vSphere's events."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import structlog
 
-from synvirt.errors import Conflict
+from synvirt.errors import Conflict, Internal, SourceUnreachable
 from synvirt.live import GuestStaysOn
 from synvirt.live.vsphere.adapter import VimApi
-from synvirt.live.vsphere.power import NOT_KNOWN
+from synvirt.live.vsphere.power import NOT_KNOWN, mark, power_on
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import VCenter
 
@@ -98,3 +102,54 @@ def test_a_guest_that_is_suspended_while_it_is_asked_loses_nothing(platform: VCe
 
     in_session(lambda: VimApi(platform.access()), use)
     assert platform.calls("PowerOffVM_Task") == 0
+
+
+class Vm:
+    """A VM as a session tells of it, in memory. `power`: what each call of its power comes to: an error, and the state after
+    it."""
+
+    host = "vc"
+
+    def __init__(self, state: str = "poweredOff", power: tuple[Exception | None, str] = (None, "poweredOn")) -> None:
+        self.state, self.power, self.annotation = state, power, "theirs"
+        self.calls: list[str] = []
+
+    def machine(self, _vm_id: str) -> Any:
+        return SimpleNamespace(
+            ReconfigVM_Task=lambda spec: lambda: setattr(self, "annotation", spec.annotation),
+            PowerOnVM_Task=lambda: self._powered,
+        )
+
+    def _powered(self) -> None:
+        error, self.state = self.power
+        if error is not None:
+            raise error
+
+    def properties(self, *_: object, **__: object) -> dict[str, str]:
+        return {"name": "web", "runtime.powerState": self.state, "config.annotation": self.annotation}
+
+    def call(self, what: str, use: Callable[[Any], Any]) -> Any:
+        self.calls.append(what)
+        return use(None)
+
+    def wait(self, task: Callable[[], None], **_: object) -> None:
+        task()
+
+
+def test_a_note_is_added_once_to_what_is_there() -> None:
+    vm: Any = Vm()
+    for _ in range(2):
+        mark(vm, VM, "it has moved")
+    assert (vm.annotation, len(vm.calls)) == ("theirs\nit has moved", 1)
+
+
+@pytest.mark.parametrize("before", ["poweredOff", "suspended", "poweredOn"])
+@pytest.mark.parametrize("after", ["poweredOff", "poweredOn"])
+@pytest.mark.parametrize("error", [None, Internal("it was refused"), SourceUnreachable("it is busy")])
+def test_a_call_that_fails_counts_by_what_it_came_to(before: str, after: str, error: Exception | None) -> None:
+    """It may have got there without us, or by a call whose answer was lost."""
+    vm: Any = Vm(before, (error, after))
+    fails = before != "poweredOn" and error is not None and after != "poweredOn"
+    with pytest.raises(type(error)) if fails and error is not None else nullcontext():
+        power_on(vm, VM)
+    assert len(vm.calls) == (before != "poweredOn")
