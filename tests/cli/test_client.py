@@ -233,3 +233,16 @@ def test_the_socket_of_another_user(service: Service) -> None:
     command: list[str | Path] = [sys.executable, "-c", code, service.settings.socket_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "belongs to another user" in done.stderr
+
+
+def test_a_service_that_is_stopped_is_not_to_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket takes connections while its process stands still; and what it was asked, it does when it goes on."""
+    monkeypatch.setattr("synvirt.cli.client.ANSWER_TIMEOUT_S", 0.2)
+    path = tmp_path / "synvirt.sock"
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(path))
+        stopped.listen()
+        with Client.local(path) as client, pytest.raises(ServiceUnreachable, match="listens, and does not answer") as caught:
+            client.ask("GET", "/migrations")
+    assert "synvirt serve" not in (caught.value.hint or "")
+    assert "look before you ask again" in (caught.value.hint or "")

@@ -46,6 +46,10 @@ PATIENCE_S = 120.0
 RECONNECT_EVERY_S = 1.0
 # An event is a Migration: its manifest and domain XML are well below this. A peer that sends more is not the service.
 EVENT_LIMIT_CHARS = 16 << 20
+_SILENT = (
+    "its process is stopped, or has too much to do: its log may say why. What it was asked may still be done: look before you ask "
+    "again"
+)
 # Nothing at an address that every service has.
 _ELSEWHERE = (
     "its base_url is another, or its version: --config or SYNVIRT_BASE_URL names the base_url, and with --server "
@@ -308,6 +312,8 @@ class Client(AbstractContextManager["Client"]):
                 f"the certificate of {self._where} is not trusted: {cause}",
                 hint="name the service's {data_dir}/keyring/tls.crt with --cacert, or --insecure if you must",
             )
+        if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):  # somebody listens there: to start one more would fail
+            return ServiceUnreachable(f"the service at {self._where} listens, and does not answer: {cause}", hint=_SILENT)
         return ServiceUnreachable(f"no service answers at {self._where}: {cause}", hint=self._hint)
 
 

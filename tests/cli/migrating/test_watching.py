@@ -176,7 +176,7 @@ def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(
     assert [line.split(" ", 1)[1] for line in [*reported, *rest.splitlines(keepends=True)]] == [
         "Queued  web.ova\n",
         "CopyingFull  web.ova\n",
-        "the service is gone; waiting for it to come back\n",
+        "the service does not answer; waiting for it\n",
         "Starting  web.ova\n",
         "Completed  web.ova\n",
     ]

@@ -43,9 +43,7 @@ def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bo
     from synvirt.errors import Internal
 
     warned, trouble = 0, None
-    for event in client.follow(
-        RUNS, job_id=run.id, on_lost=lambda: show.line("the service is gone; waiting for it to come back")
-    ):
+    for event in client.follow(RUNS, job_id=run.id, on_lost=lambda: show.line("the service does not answer; waiting for it")):
         if print_events:
             print(event.data, flush=True)
         if event.event == "run":

@@ -49,7 +49,7 @@ def watch(
     The stream of one job begins with that job, also after it has ended.
     """
     show.moved(job)
-    for event in client.follow(job_id=job.id, on_lost=lambda: show.line("the service is gone; waiting for it to come back")):
+    for event in client.follow(job_id=job.id, on_lost=lambda: show.line("the service does not answer; waiting for it")):
         each(event)
         if event.event == "migration":
             job = Migration.model_validate_json(event.data)
