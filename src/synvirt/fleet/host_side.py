@@ -63,7 +63,13 @@ class HostSide:
         """`leads`: this host submits jobs, so a missing job was never submitted. One that cannot be read is left alone. False:
         sources are slow, and some VMs were not given back yet; look again soon."""
         wave, until, in_time = seen.wave, time.monotonic() + GIVING_BACK_S, True
-        known = [(one.job_id, one) for one in wave.members if one.job_id is not None and one.job_id not in seen.unreadable]
+        known = [
+            (one.job_id, one)
+            for one in wave.members
+            if one.job_id is not None
+            and (one.state is MemberState.CUTTING_OVER or seen.rows[one.id].rolling_back)
+            and one.job_id not in seen.unreadable
+        ]
         # Those that have waited longest first: if a source is slow, there is time for only a few of them.
         for job_id, member in sorted(known, key=lambda one: self._pauses.over_at(one[0])):
             whose = member.host or (self.host if leads else None)
@@ -73,7 +79,7 @@ class HostSide:
             if seen.rows[member.id].rolling_back:
                 if in_time := time.monotonic() < until:
                     self._give_back(wave, member, job)
-            elif member.state is MemberState.CUTTING_OVER and job is not None and job.state is State.COMPLETED:
+            elif job is not None and job.state is State.COMPLETED:
                 self._look_at_safely(wave, member, job)
         return in_time
 
