@@ -47,8 +47,8 @@ RECONNECT_EVERY_S = 1.0
 # An event is a Migration: its manifest and domain XML are well below this. A peer that sends more is not the service.
 EVENT_LIMIT_CHARS = 16 << 20
 _SILENT = (
-    "its process is stopped, or has too much to do: its log may say why. What it was asked may still be done: look before you ask "
-    "again"
+    "its process is stopped, or has too much to do: its log may say why. "
+    "What it was asked may still be done: look before you ask again"
 )
 # Nothing at an address that every service has.
 _ELSEWHERE = (
