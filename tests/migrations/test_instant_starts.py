@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import Cancelled, DiskReadFailed, DomainDefineFailed, GuestBootFailed, Internal, SynvirtError
-from synvirt.hypervisor import Lived
+from synvirt.hypervisor import Lived, Paused
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import instant
 from synvirt.migrations.instant import until_it_goes_well
@@ -171,10 +171,10 @@ def test_work_that_fails_stops_the_other_and_is_told_when_that_has_ended(monkeyp
     assert not stop.is_set(), "nobody has cancelled the job"
 
 
-@pytest.mark.parametrize("paused", ["disk error", None])
+@pytest.mark.parametrize("paused", [Paused(), None])
 @pytest.mark.parametrize("state", ["preparing", "running", "waiting", "moving", "done"])
 def test_each_look_tells_whether_the_guest_waits_while_it_runs_over_its_source(
-    monkeypatch: pytest.MonkeyPatch, state: InstantState, paused: str | None
+    monkeypatch: pytest.MonkeyPatch, state: InstantState, paused: Paused | None
 ) -> None:
     job: Any = Job(RUNS)
     job.migration.instant = Instant(state=state, started_at=now())

@@ -59,6 +59,28 @@ def test_an_entry_says_that_it_goes_forward_until_nothing_is_left() -> None:
         assert done[-2:] == [CHECKPOINTS, OVERTAKEN] or failing
 
 
+def test_the_ledger_turns_with_all_that_is_left_to_do_before_any_disk_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def swept(_run_id: UUID, *, then: tuple[LedgerEntry, ...]) -> bool:
+        calls.append([entry.kind for entry in then])
+        return True
+
+    ledger: Any = SimpleNamespace(replace=lambda _, entries: calls.append([entry.kind for entry in entries]), sweep=swept)
+    copying: Any = SimpleNamespace(under_way=SimpleNamespace(run=SimpleNamespace(id=RUN)))
+    monkeypatch.setattr(in_place, "_swap", calls.append)
+    nothing: Any = None
+    restored = in_place._Restored(nothing, ledger, copying, lambda: Guest(XML), resumed=False)
+    # The second is for a file that is not there yet.
+    swaps = [in_place.Swap("first", str(tmp_path)), in_place.Swap("second", str(tmp_path / "not there"))]
+    restored._swaps, restored._snapshots = swaps, ["tank/volume@ours"]
+    restored.commit("<domain/>")
+    turned = ["staged", "staged", "dropped", "swap", "swap", "defined", CHECKPOINTS]
+    assert calls == [turned, *swaps, [RESTORED]]
+
+
 def test_one_that_was_overtaken_stays_so_even_once_what_was_staged_is_gone(tmp_path: Path, store: Store) -> None:
     need_libvirt()
     host = host_of(Guest(XML))
