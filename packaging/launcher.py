@@ -10,8 +10,12 @@ PROGRAM = '''\
 #!{prefix}/bin/python3 -SP
 """Written by packaging/launcher.py: Python's `site` would find these folders at each start."""
 
+import _signal
 import sys
 
+# First of all, by what is built into Python: Ctrl-C ends the program at once, with no traceback from the middle of an import.
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 sys.prefix = sys.exec_prefix = {prefix!r}
 sys.path[:] = {path!r}
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -178,6 +179,17 @@ def test_the_program_starts_without_what_other_packages_hook_into_python(images:
     loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "synvirt.blocks" in loaded
     assert loaded & {"site", "sitecustomize", "certifi"} == set()
+
+
+def test_ctrl_c_before_the_first_module_is_loaded_prints_no_traceback(tmp_path: Path) -> None:
+    launcher = Path(__file__).parents[2] / "packaging/launcher.py"
+    program = subprocess.run([sys.executable, "-P", launcher], capture_output=True, text=True, check=True).stdout
+    first = tmp_path / "synvirt/__init__.py"
+    first.parent.mkdir()
+    first.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    interrupted = program.replace("sys.path[:] = [", f"sys.path[:] = [{str(tmp_path)!r}, ")
+    done = subprocess.run([sys.executable, "-SP", "-c", interrupted], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize("module", ["synvirt.worker", "synvirt.exporter"])
