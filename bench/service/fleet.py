@@ -11,11 +11,12 @@ import time
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from synvirt.fleet.model import MemberRequest, WaveLimits, WaveRequest, Window
+from synvirt.fleet.model import MemberRequest, WaveLimits, WaveRequest
 from synvirt.fleet.order import order
 from synvirt.fleet.simulation.forecast import simulate
 from synvirt.fleet.simulation.nouns import Load, Site
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.windows import Window
 from synvirt.sizes import GIB, MIB
 
 NOW = datetime(2026, 11, 23, 8, tzinfo=UTC)

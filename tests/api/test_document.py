@@ -38,7 +38,7 @@ def document(running: str) -> dict[str, Any]:
 # 502 for a repository in a folder that is not there. And `--auth` puts back the header that a case took away.
 REFUSED_BY_CONTENT = """
 [[operations]]
-include-path-regex = "/(uploads|host-files|remote-files|sources|waves)|/(migrations|destinations|hosts)$|/backup/"
+include-path-regex = "/(uploads|host-files|remote-files|sources|waves|windows)|/(migrations|destinations|hosts)$|/backup/"
 checks.positive_data_acceptance.enabled = false
 
 [[operations]]

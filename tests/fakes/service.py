@@ -23,6 +23,7 @@ from synvirt.api.routes.screenshots import screenshots_router
 from synvirt.api.routes.sources import sources_router
 from synvirt.api.routes.uploads import uploads_router
 from synvirt.api.routes.waves import Fleet, mount_waves
+from synvirt.api.routes.windows import windows_router
 from synvirt.api.stream import Pace
 from synvirt.backups.offers import offers_of
 from synvirt.backups.restores.host import RestoreHost
@@ -183,6 +184,7 @@ class Service:
             screenshots_router(self.store, self.screenshots.get),
             receipts_router(self.store, self.receipts),
             rehearsals_router(self.rehearsing),
+            windows_router(self.store.windows),
         )
         self.waves = Waves(self.store.waves, own=Hooks(keyring, "local", frozenset(self.settings.wave_commands)))
         deliveries = Deliveries(self.store.wave_hooks)

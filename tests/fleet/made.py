@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from synvirt.fleet.model import Group, MemberRequest, WaveRequest, Window
+from synvirt.fleet.model import Group, MemberRequest, WaveRequest
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.windows import Window
 
 SOURCE = UUID(int=1)
 

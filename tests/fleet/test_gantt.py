@@ -5,9 +5,9 @@ from xml.etree import ElementTree as ET
 
 from bench.service.fleet import NOW, fleet
 from synvirt.fleet.gantt import ROWS_MAX, gantt
-from synvirt.fleet.openings import spans_of
 from synvirt.fleet.simulation.forecast import simulate
 from synvirt.fleet.simulation.nouns import Load, MemberForecast, Simulation, Site
+from synvirt.migrations.planning.openings import spans_of
 from synvirt.sizes import GIB
 from tests.fleet.made import member, wave
 

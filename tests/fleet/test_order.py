@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.errors import InvalidPlan
-from synvirt.fleet.model import Group, Window
+from synvirt.fleet.model import Group
 from synvirt.fleet.order import PROBLEMS_MAX, order, problems
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.windows import Window
 from tests.fleet.made import SOURCE, member, plan, wave
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.facts import Estimate, Facts
-from synvirt.fleet.model import Canary, Group, LockOut, MemberState, WaveLimits, WaveRequest, Window
-from synvirt.fleet.openings import openings_of
+from synvirt.fleet.model import Canary, Group, MemberState, WaveLimits, WaveRequest
 from synvirt.fleet.scheduling import Decision, Scheduler, decide
+from synvirt.migrations.planning.openings import openings_of
+from synvirt.model.windows import LockOut, Window
 from tests.fleet.made import member, wave
 
 S = MemberState

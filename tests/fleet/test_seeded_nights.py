@@ -11,14 +11,13 @@ from synvirt.fleet.model import (
     MEMBER_ENDS,
     Canary,
     Group,
-    LockOut,
     MemberState,
     RollBackRequest,
     WaveLimits,
     WaveRequest,
     WaveState,
-    Window,
 )
+from synvirt.model.windows import LockOut, Window
 from tests.fleet.made import member, plan
 from tests.fleet.world import BEGIN, HOSTS, Vm, World
 

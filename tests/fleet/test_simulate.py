@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.gantt import gantt
-from synvirt.fleet.model import Canary, Group, LockOut, MemberState, Wave, WaveLimits, WaveRequest, Window
-from synvirt.fleet.openings import openings_of, spans_of
+from synvirt.fleet.model import Canary, Group, MemberState, Wave, WaveLimits, WaveRequest
 from synvirt.fleet.order import order, problems
 from synvirt.fleet.simulation.changes import Change, changed, difference_in_words
 from synvirt.fleet.simulation.drawing import Draws
@@ -21,6 +20,8 @@ from synvirt.fleet.simulation.forecast import simulate
 from synvirt.fleet.simulation.nouns import Load, Simulation, Site
 from synvirt.fleet.simulation.running import Run, Setting
 from synvirt.fleet.waves import check
+from synvirt.migrations.planning.openings import openings_of, spans_of
+from synvirt.model.windows import LockOut, Window
 from synvirt.sizes import GIB, KIB, MIB
 from tests.fleet.made import member, wave
 

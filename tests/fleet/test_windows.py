@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.errors import InvalidPlan
-from synvirt.fleet.model import LockOut, Window
-from synvirt.fleet.openings import Openings
-from synvirt.fleet.windows import Span, joined, occurrences
+from synvirt.migrations.planning.openings import Openings, opening, shown
+from synvirt.migrations.planning.windows import Span, joined, occurrences
+from synvirt.model.windows import LockOut, Window
 from synvirt.recurrence import WEEKDAYS, parse, starts
 
 # It comes with moto's boto3, and has no types.
@@ -283,3 +283,33 @@ def test_an_old_start_costs_nothing_and_too_much_is_refused() -> None:
         occurrences(window("0001-01-01T00:00:00", "0001-01-02T00:00:00"), utc("2026-01-01"), utc("2027-01-01"))
     with pytest.raises(InvalidPlan, match="lasts 40 days"):
         occurrences(window("2026-01-01T00:00:00", "2026-02-10T00:00:00"), utc("2026-01-01"), utc("2027-01-01"))
+
+
+@settings(max_examples=50)
+@given(rules(), st.datetimes(at("2024-01-01"), at("2026-12-31")), st.integers(1, 48), st.integers(-900, 900), st.floats(0, 48))
+def test_a_cut_over_begins_in_the_first_opening_that_is_long_enough(
+    rule: str, start: datetime, length: int, later: int, needed: float
+) -> None:
+    one = Window(id="w", name="w", rrule=rule, start=start, end=start + timedelta(hours=length))
+    now = (start + timedelta(days=later)).replace(tzinfo=UTC)
+    try:
+        spans = occurrences(one, now, now + timedelta(days=3 * 366))
+    except InvalidPlan:
+        return
+    fit = [span for span in spans if (span.end - max(now, span.start)).total_seconds() >= needed * 3600]
+    found = opening(one, now, needed_s=needed * 3600)
+    # The search begins with the day of `now`, so that it is made once a day, and ends with the day that many years later.
+    if fit and fit[0].start < now + timedelta(days=3 * 366 - 1):
+        assert found == fit[0]
+    elif found is not None:
+        assert found.start >= now + timedelta(days=3 * 366 - 1)
+
+
+def test_a_window_is_shown_with_its_present_or_its_next_opening() -> None:
+    night = window("2026-11-28T22:00:00", "2026-11-29T04:00:00", "FREQ=WEEKLY;COUNT=2")
+    before, in_it, between, after = (utc(f"2026-{at}:00:00") for at in ("11-28T20", "11-28T23", "11-30T00", "12-07T00"))
+    assert [shown(night, now).open for now in (before, in_it, between, after)] == [False, True, False, False]
+    assert shown(night, before).opens_at == shown(night, in_it).opens_at == utc("2026-11-28T21:00:00")
+    assert shown(night, in_it).closes_at == utc("2026-11-29T03:00:00")
+    assert shown(night, between).opens_at == utc("2026-12-05T21:00:00")
+    assert (shown(night, after).opens_at, shown(night, after).closes_at) == (None, None)

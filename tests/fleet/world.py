@@ -24,7 +24,6 @@ from synvirt.fleet import host_side
 from synvirt.fleet.carrying import Carrying, failed
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import ApprovalRequest, Member, MemberState, Wave, WaveRequest, WaveState
-from synvirt.fleet.openings import spans_of
 from synvirt.fleet.placing import Placing
 from synvirt.fleet.records import member_of, wave_of
 from synvirt.fleet.waves import Waves
@@ -32,6 +31,7 @@ from synvirt.jobs.board import Board
 from synvirt.live import VmRow
 from synvirt.migrations.hosts.about import Host, HostDestination, HostRoom
 from synvirt.migrations.intake import Intake
+from synvirt.migrations.planning.openings import spans_of
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Domain, Forecast, OutageForecast, Pass
 from synvirt.model.kinds import ENDS, State

@@ -34,6 +34,9 @@ from tests.running.processes import until
 BUDGET_S = 7200.0  # more than anything takes that nobody measured
 
 
+EIGHT_SECONDS = SimpleNamespace(on_overrun="roll_back", outage_budget_s=8.0, warm=SimpleNamespace(window_id=None))
+
+
 class EndlessPreparer(FakePreparer):
     """A conversion that ends by the stop alone."""
 
@@ -138,10 +141,9 @@ def starting(stop: Stop, memory: Callable[[], object], row: Callable[[str], obje
     async def in_thread(ask: Callable[[str], object], id_: str) -> object:
         return ask(id_)
 
-    plan = SimpleNamespace(on_overrun="roll_back", outage_budget_s=8.0)
     return SimpleNamespace(
         id="1",
-        migration=SimpleNamespace(plan=plan, state=State.STARTING),
+        migration=SimpleNamespace(plan=EIGHT_SECONDS, state=State.STARTING),
         manifest=SimpleNamespace(name="web"),
         stop=stop,
         in_thread=in_thread,
@@ -166,7 +168,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_watch(monkeypatch: p
         return Facts(warm=True)
 
     with pytest.raises(OutageTooLong):
-        asyncio.run(within_budget(starting(stop, memory, lambda _: SimpleNamespace(boot_sign=None)), step))
+        asyncio.run(within_budget(starting(stop, memory, lambda _: SimpleNamespace(boot_sign=None, plan=EIGHT_SECONDS)), step))
 
 
 @pytest.mark.parametrize(("seen", "tries"), [("before the budget ends", 1), ("at the moment when it ends", 2), ("never", 1)])
@@ -175,7 +177,7 @@ def test_a_guest_seen_in_time_is_kept(seen: str, tries: int) -> None:
     stop, rows, steps = Stop(), [None if seen != "before the budget ends" else "agent"], []
 
     def row(_id: str) -> SimpleNamespace:
-        return SimpleNamespace(boot_sign=rows[-1])
+        return SimpleNamespace(boot_sign=rows[-1], plan=EIGHT_SECONDS)
 
     async def memory() -> SimpleNamespace:
         return SimpleNamespace(down_since=now() - timedelta(seconds=9))

@@ -45,7 +45,7 @@ def to_0017(sqlite_url: str) -> int:
                 db.execute(text("INSERT INTO notes VALUES (:job, :key, :value)"), values)
                 count += 1
         entries = db.execute(text("SELECT * FROM ledger ORDER BY id")).all()
-        for table in ("memory", "ledger"):
+        for table in ("memory", "ledger", "windows"):
             db.execute(text(f"DROP TABLE {table}"))
         columns = "id INTEGER PRIMARY KEY AUTOINCREMENT, migration_id VARCHAR(36), kind VARCHAR(32), name TEXT"
         db.execute(text(f"CREATE TABLE ledger ({columns})"))

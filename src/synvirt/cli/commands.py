@@ -12,7 +12,7 @@ from synvirt.cli.backup import commands as backups
 from synvirt.cli.disk import program as disk
 from synvirt.cli.interrupts import exit_code, is_hung_up, raised
 from synvirt.cli.migrating import importing, migrations
-from synvirt.cli.operating import config, destinations, doctor, host_files, hosts, support_bundle
+from synvirt.cli.operating import config, destinations, doctor, host_files, hosts, support_bundle, windows
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import INTERRUPTED, drop_what_was_refused, failed, print_error_as_json
 from synvirt.cli.waves import commands as waves
@@ -23,7 +23,7 @@ from synvirt.nearest import none_of
 # The order of `synvirt --help`: what a new user needs first, then the daily commands, then those for setting up.
 _ORDER = (
     "demo", "serve", "doctor", "inspect", "import", "migrations", "sources", "waves",
-    "rehearse", "rehearsals", "receipt", "backup", "disk", "files", "uploads", "destinations", "hosts",
+    "rehearse", "rehearsals", "receipt", "backup", "disk", "files", "uploads", "destinations", "windows", "hosts",
     "config", "password", "accounts", "tokens", "audit", "keyring", "support-bundle", "completion",
 )  # fmt: skip
 
@@ -142,6 +142,7 @@ app.add_typer(receipt.app, name="receipt")
 app.add_typer(rehearsals.app, name="rehearsals")
 app.add_typer(config.app, name="config")
 app.add_typer(destinations.app, name="destinations")
+app.add_typer(windows.app, name="windows")
 app.add_typer(hosts.app, name="hosts")
 app.add_typer(waves.app, name="waves")
 app.add_typer(accounts.accounts, name="accounts")

@@ -21,7 +21,6 @@ from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable,
 from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
-from synvirt.fleet.openings import spans_of
 from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.records import wave_event
 from synvirt.fleet.scheduling import Decision, decide
@@ -29,9 +28,10 @@ from synvirt.fleet.seeing import Seeing, Seen
 from synvirt.fleet.waves import GOING, UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
 from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
-from synvirt.fleet.windows import Span
 from synvirt.live import VmRow
 from synvirt.migrations.intake import Intake
+from synvirt.migrations.planning.openings import spans_of
+from synvirt.migrations.planning.windows import Span
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now

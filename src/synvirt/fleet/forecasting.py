@@ -20,17 +20,18 @@ from pydantic import Field
 from synvirt.errors import SynvirtError
 from synvirt.fleet.gantt import gantt
 from synvirt.fleet.listed_vms import Rows
-from synvirt.fleet.model import Member, Wave, WaveForecast, WaveLimits, WaveRequest, Window
-from synvirt.fleet.openings import spans_of
+from synvirt.fleet.model import Member, Wave, WaveForecast, WaveLimits, WaveRequest
 from synvirt.fleet.simulation.changes import Change, changed, difference_in_words
 from synvirt.fleet.simulation.forecast import simulate
 from synvirt.fleet.simulation.nouns import RESIDUALS_ASSUMED, Load, MemberForecast, Simulation, Site
 from synvirt.fleet.waves import Waves
 from synvirt.live import VmRow
 from synvirt.migrations.planning.forecast import MEASURED_LEAST_S
+from synvirt.migrations.planning.openings import spans_of
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import WHOLE, Model, Received, now
+from synvirt.model.windows import Window
 from synvirt.sizes import GIB, KIB, TIB
 from synvirt.store import Store
 from synvirt.store.documents import Unreadable, parsed, readable

@@ -16,7 +16,7 @@ from itertools import accumulate, groupby
 from typing import TypeVar
 
 from synvirt.fleet.simulation.nouns import MemberForecast, Simulation
-from synvirt.fleet.windows import Span
+from synvirt.migrations.planning.windows import Span
 
 T = TypeVar("T", int, str)
 

@@ -1,8 +1,4 @@
-"""The nouns of waves on the wire. What a caller sends is `Received`; what we answer is a `Model`.
-
-Times of a window are local to its time zone, without an offset, as calendars have them (RFC 5545, section 3.3.5, form 3). All
-other times are UTC.
-"""
+"""The nouns of waves on the wire. What a caller sends is `Received`; what we answer is a `Model`."""
 
 from enum import StrEnum
 from typing import Annotated, Literal, Self, get_args
@@ -14,12 +10,13 @@ from synvirt.model.access import Endpoint
 from synvirt.model.checks import Check
 from synvirt.model.plan import DestinationName, MigrationPlan
 from synvirt.model.submitter import Submitted
-from synvirt.model.times import LocalTime, Moment, TimeZone
-from synvirt.model.values import WHOLE, Model, Name, Received, Time
+from synvirt.model.times import Moment
+from synvirt.model.values import WHOLE, ChosenId, Model, Name, Received, Time
+from synvirt.model.windows import Window
 from synvirt.sizes import KIB, TIB
 
-# An id within a wave. Sheets, the command line and URLs use it.
-MemberId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+# An id within a wave.
+MemberId = ChosenId
 # Ten thousand VMs are twice the largest fleet that was asked for; their document has some 20 MiB.
 MEMBERS_MAX = 10_000
 
@@ -55,38 +52,6 @@ class MemberState(StrEnum):
 
 
 MEMBER_ENDS = frozenset({MemberState.HEALTHY, MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK})
-
-
-class LockOut(Received):
-    """No cut-over begins or lasts into it. Local times of the window's zone."""
-
-    start: LocalTime
-    end: LocalTime
-
-    @model_validator(mode="after")
-    def _forward(self) -> Self:
-        if self.end <= self.start:
-            raise ValueError("a lock-out ends after it starts")
-        return self
-
-
-class Window(Received):
-    """When members may cut over: from `start` to `end`, once, or again by `rrule` (RFC 5545, section 3.3.10, without
-    RRULE:)."""
-
-    id: MemberId
-    name: Name
-    timezone: TimeZone = "UTC"
-    rrule: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = None
-    start: LocalTime
-    end: LocalTime
-    lockouts: Annotated[tuple[LockOut, ...], Field(max_length=1000)] = ()
-
-    @model_validator(mode="after")
-    def _forward(self) -> Self:
-        if self.end <= self.start:
-            raise ValueError("a window ends after it starts")
-        return self
 
 
 class Group(Received):

@@ -13,10 +13,11 @@ from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 
 from synvirt.errors import InvalidPlan
-from synvirt.fleet.model import Group, MemberRequest, Wave, WaveRequest, Window
-from synvirt.fleet.windows import check as check_window
+from synvirt.fleet.model import Group, MemberRequest, Wave, WaveRequest
 from synvirt.migrations.planning.foreseen import PlanProblem
+from synvirt.migrations.planning.windows import check as check_window
 from synvirt.model.plan import HostPathRef, LiveVmRef, RemoteUrlRef, UploadRef
+from synvirt.model.windows import Window
 
 # A list of ten thousand problems helps no reader.
 PROBLEMS_MAX = 200

@@ -11,8 +11,8 @@ from datetime import datetime
 from synvirt.fleet.model import MemberState
 from synvirt.fleet.queueing import Running
 from synvirt.fleet.standing import Standing
-from synvirt.fleet.windows import Span
 from synvirt.fleet.words import capital, listed, shown_time
+from synvirt.migrations.planning.windows import Span
 from synvirt.sizes import duration
 
 S = MemberState

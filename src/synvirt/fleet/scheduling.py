@@ -18,12 +18,12 @@ from functools import partial
 
 from synvirt.fleet.facts import Facts
 from synvirt.fleet.model import MemberRequest, MemberState, Wave, WaveRequest
-from synvirt.fleet.openings import ALWAYS, Openings, openings_of
 from synvirt.fleet.order import Order
 from synvirt.fleet.queueing import Key, Queues, Rank, Running
 from synvirt.fleet.reasons import Reasons
 from synvirt.fleet.standing import Standing
-from synvirt.fleet.windows import Span
+from synvirt.migrations.planning.openings import ALWAYS, Openings, openings_of
+from synvirt.migrations.planning.windows import Span
 
 S = MemberState
 

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 
 from synvirt.fleet.facts import UNKNOWN, Estimate, Facts
 from synvirt.fleet.model import Group, MemberRequest, MemberState, Wave, WaveRequest
-from synvirt.fleet.openings import HORIZON, Openings
 from synvirt.fleet.order import Order, order
 from synvirt.fleet.queueing import Running
-from synvirt.fleet.windows import Span
+from synvirt.migrations.planning.openings import Openings
+from synvirt.migrations.planning.schedule import HORIZON
+from synvirt.migrations.planning.windows import Span
 
 # An earlier copy must be kept fresh for longer, which loads the source every hour; plans often change up to two weeks before.
 LEAD = timedelta(days=14)

@@ -33,9 +33,9 @@ from synvirt.fleet.order import order
 from synvirt.fleet.records import member_event, member_of, new_row, summary_of, wave_event, wave_of
 from synvirt.fleet.webhooks import events as hooks
 from synvirt.fleet.webhooks.events import Hooks
-from synvirt.fleet.windows import YEARS
 from synvirt.migrations.planning import schedule
 from synvirt.migrations.planning.retrying import has_kept_copy
+from synvirt.migrations.planning.windows import YEARS
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
@@ -346,6 +346,11 @@ def check(asked: WaveRequest) -> None:
             raise InvalidPlan(
                 f"members[{place}].plan.schedule: the wave says when {member.id} begins",
                 hint="leave schedule out; start_at of the wave, its windows and its order say when",
+            )
+        if member.plan.warm.window_id is not None:
+            raise InvalidPlan(
+                f"members[{place}].plan.warm.window_id: the wave says when {member.id} cuts over",
+                hint="leave it out; window_id of the member names a window of the wave",
             )
         if member.plan.warm.schedule is not None:
             schedule.check(member.plan, now())

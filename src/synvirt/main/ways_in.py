@@ -41,6 +41,7 @@ def make_routers(
     from synvirt.api.routes.screenshots import screenshots_router
     from synvirt.api.routes.sources import sources_router
     from synvirt.api.routes.uploads import uploads_router
+    from synvirt.api.routes.windows import windows_router
     from synvirt.migrations.hosts.about import Hosts
 
     free_bytes = rooms.destination.free_bytes
@@ -53,6 +54,7 @@ def make_routers(
         screenshots_router(store, rooms.hypervisor.screenshot),
         receipts_router(store, rooms.receipts),
         rehearsals_router(rehearsing),
+        windows_router(store.windows),
         remote_files_router(rooms.remote_rules, free_bytes=free_bytes, looking=looking),
     )
 

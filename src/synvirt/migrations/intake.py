@@ -15,6 +15,7 @@ from synvirt.jobs.board import Board
 from synvirt.jobs.instant import GuestWrites, refuse_loss
 from synvirt.machines.texts import clean
 from synvirt.migrations.hosts.taking_over import TakingOver
+from synvirt.migrations.planning.cutting_over import check_window
 from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse
 from synvirt.migrations.planning.repairable import refuse_second
 from synvirt.migrations.planning.retrying import corrected, has_kept_copy, is_taken_up, taken_up
@@ -233,6 +234,11 @@ class Intake:
         """Lets a job that holds in DeltaSyncing (`warm.cutover` manual) cut over. Conflict for a job that never holds."""
         job = self.store.get(job_id)
         by_itself = job.plan.source.Live is None or job.plan.warm.cutover != "manual" or job.repair is not None
+        if not job.ended and not by_itself and (window_id := job.plan.warm.window_id) is not None:
+            raise Conflict(
+                f"job {job_id} cuts over by itself, within window {window_id}",
+                hint=f"change the window, if it is to be open now: PUT /windows/{window_id}",
+            )
         if not job.ended and by_itself:
             raise Conflict(f"job {job_id} cuts over by itself", hint="plan it with warm.cutover manual to choose the moment")
         job = self.store.request_cutover(job_id)
@@ -278,6 +284,8 @@ def check_plan(rooms: Rooms, plan: MigrationPlan) -> VmManifest | None:
 def check_corrected(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
     """The same for a plan whose machine is copied already: its source may not exist any more."""
     found = Foreseen(plan, manifest)
+    with found.at("warm.window_id"):
+        check_window(rooms, plan)
     networks_and_host(rooms, found)
     refuse(found)
 

@@ -3,13 +3,13 @@
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from synvirt.model.access import ChosenVm, RemoteFileRequest
 from synvirt.model.kinds import LiveKind, Mode, OfflineKind
 from synvirt.model.machine import DiskBus
 from synvirt.model.times import Schedule, SyncSchedule
-from synvirt.model.values import WHOLE, Name, Received
+from synvirt.model.values import WHOLE, ChosenId, Name, Received
 from synvirt.sizes import KIB, MIB, TIB
 
 
@@ -100,16 +100,27 @@ class Warm(Received):
     what the source calls unchanged: `sample`, by samples in each pass; `full`, by reading all of it once while the guest still
     runs; `auto`, the same where the pause between two deltas or the outage budget has time for it. `confidence`: of a sample.
     `untracked`: what to do if the source cannot list the guest's changes: shut it down and copy it cold, or fail. `schedule`:
-    with cutover manual, when deltas begin, instead of every `interval_s` or as fast as the guest changes."""
+    with cutover manual, when deltas begin, instead of every `interval_s` or as fast as the guest changes. `window_id`: a window
+    of the service, which lets a held job cut over in place of its operator, and never outside of it. So its `cutover` is manual
+    and its `untracked` fail, whatever was sent: a cold copy has no forecast that could fit into a window."""
 
+    window_id: ChosenId | None = None
     max_passes: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
     delta_threshold_bytes: Annotated[int, Field(ge=0, le=64 * TIB), WHOLE] = 256 * MIB
     interval_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0
-    cutover: Literal["auto", "manual"] = "auto"
+    cutover: Annotated[Literal["auto", "manual"], Field(validate_default=True)] = "auto"
     verify: Literal["auto", "sample", "full"] = "auto"
     confidence: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.95
-    untracked: Literal["cold", "fail"] = "cold"
+    untracked: Annotated[Literal["cold", "fail"], Field(validate_default=True)] = "cold"
     schedule: SyncSchedule | None = None
+
+    @field_validator("cutover", "untracked")
+    @classmethod
+    def _held_for_its_window(cls, value: str, info: ValidationInfo) -> str:
+        """A version that knows no windows holds such a job, too, and does not cut it over at any time."""
+        if info.data.get("window_id") is None:
+            return value
+        return "manual" if info.field_name == "cutover" else "fail"
 
     @model_validator(mode="after")
     def _one_pace(self) -> Self:
@@ -186,6 +197,8 @@ class MigrationPlan(Received):
             )
         if self.outage_budget_s is not None and (self.source.Live is None or self.mode is not Mode.WARM):
             raise ValueError("outage_budget_s is for mode Warm of a Live source: else the guest is off for the whole copy")
+        if self.warm.window_id is not None and (self.source.Live is None or self.mode is not Mode.WARM):
+            raise ValueError("warm.window_id is for mode Warm of a Live source: only such a job has a cut-over to wait for")
         if self.on_overrun == "roll_back" and self.outage_budget_s is None:
             raise ValueError("on_overrun roll_back needs outage_budget_s: without it no outage is too long")
         if self.schedule.interval_s is not None:

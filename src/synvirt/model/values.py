@@ -31,6 +31,8 @@ WHOLE = BeforeValidator(_whole)
 Time = Annotated[datetime, PlainSerializer(_rfc3339, return_type=str, when_used="json")]
 JsonObject = dict[str, Any]
 Bytes = Annotated[int, Field(ge=0)]
+# An id that people choose: sheets, the command line and URLs use it.
+ChosenId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 # Names end in file names, zfs datasets and XML: 255 is the file system's limit; no control characters.
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 

@@ -58,6 +58,7 @@ from synvirt.store.uploads import UploadRows
 from synvirt.store.watermarks import Watermark
 from synvirt.store.wave_hooks import HookRows
 from synvirt.store.waves import WaveRows
+from synvirt.store.windows import WindowRows
 
 # One upgrade of the schema at a time: "upgr".
 UPGRADE_LOCK = 0x75706772
@@ -114,6 +115,7 @@ class Store:
         self.memory = MemoryRows(reading=self._reading, writing_of=self._writing_of)
         self.rehearsals = RehearsalRows(reading=self._reading, writing=self._writing)
         self.waves = WaveRows(reading=self._reading, writing=self._writing)
+        self.windows = WindowRows(reading=self._reading, writing=self._writing)
         self.wave_hooks = HookRows(reading=self._reading, writing=self._writing)
         self.tokens = TokenRows(reading=self._reading, writing=self._unfenced)
         self.audit = AuditRows(reading=self._reading, writing=self._unfenced)

@@ -237,6 +237,15 @@ sources = Table(
     sqlite_autoincrement=True,
 )
 
+# `document` is the Window.
+windows = Table(
+    "windows",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("document", Text, nullable=False),
+    _version(),
+)
+
 # `document` is the thing as the API answers it; `kind` is repository, job, run or point, `state` what queries ask by. The
 # columns after the version only find runs and points; they are NULL where an earlier version wrote the row. `made_at`, of a
 # point: in seconds since 1970. `point_state` is computed, as an earlier version changes a point's state in its document alone.

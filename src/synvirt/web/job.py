@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
@@ -13,10 +14,11 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.stream import Pace
-from synvirt.errors import Conflict, MalformedArchive, NotFound
+from synvirt.errors import Conflict, InvalidPlan, MalformedArchive, NotFound
 from synvirt.migrations.hosts.about import Hosts, HostState
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.memory import CourseMemory
+from synvirt.migrations.planning.openings import shown
 from synvirt.migrations.planning.outage import record
 from synvirt.migrations.planning.past import completed
 from synvirt.migrations.planning.retrying import has_kept_copy
@@ -24,6 +26,8 @@ from synvirt.migrations.removing import has_kept_volumes
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import RehearsalRequest
+from synvirt.model.values import now
+from synvirt.model.windows import WindowShown
 from synvirt.proof.keeping import ReceiptContent, Receipts
 from synvirt.rehearsals.asking import Rehearsing, why_not
 from synvirt.web.chart import chart
@@ -230,7 +234,17 @@ class JobView:
             "cutting": cutting,
             "receipt": self._receipt(job),
             "by_receipt": [ACTIONS[name] for name in by_receipt(job)],
+            "window": self._window(job),
         }
+
+    def _window(self, job: Migration) -> WindowShown | None:
+        """The window of an unended job, as it is now."""
+        window_id = job.plan.warm.window_id
+        if job.ended or job.repair is not None or window_id is None:
+            return None
+        with suppress(NotFound, InvalidPlan):  # another host may have removed it, or changed its times
+            return shown(self.intake.store.windows.get(window_id), now())
+        return None
 
     def _lost(self, job: Migration) -> HostState | None:
         """The state of the job's host, where that does nothing for its jobs now. None: it is alive, or the job has ended."""
@@ -379,7 +393,7 @@ def possible(
     names: list[ActionName] = []
     if lost is not None:
         names += ["fence"] if lost == "away" else ["take-over", "start-over"]
-    if job.held and not cutting and not cancelling:
+    if job.held and job.plan.warm.window_id is None and not cutting and not cancelling:
         names.append("cutover")
     if rehearsable:
         names.append("rehearse")

@@ -17,6 +17,7 @@ LABELS: dict[str, str] = {
     "bandwidth": "The most to read in a second",
     "mode": "How it moves",
     "cutover": "When it cuts over",
+    "window": "Only in the window",
     "verify": "What is compared",
     "delta_threshold": "Small enough",
     "max_passes": "Passes",

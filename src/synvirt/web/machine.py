@@ -26,7 +26,7 @@ from synvirt.web.labels import LABELS
 from synvirt.web.new import Beginning
 from synvirt.web.pages import Pages
 from synvirt.web.plans import critical, filled, networks_of, written
-from synvirt.web.review import expected, expected_way, lines, runs_cold
+from synvirt.web.review import expected, expected_way, lines, runs_cold, windows_offered
 
 SECRETS = sorted(frozenset().union(*CREDENTIALS.values()))
 OPTIONS = ("fingerprint_sha256", "region", "endpoint")
@@ -73,6 +73,7 @@ class Setup:
             labels=LABELS,
             failure=failure,
             destinations=shown(self.finder.destinations),
+            windows=windows_offered(self.intake.store.windows.all()),
             networks_here=self.networks(),
             networks=[(name, count, networks.get(name, "")) for name, count in networks_of(found.manifest).items()],
             concerns=sorted(found.manifest.concerns, key=lambda one: _WEIGHT[one.category]),
@@ -102,7 +103,7 @@ class Setup:
             waived=[one for one in foreseen.concerns if one.id in plan.waive_concerns],
             foreseen=foreseen,
             ways={way.disk_key: way for way in foreseen.ways},
-            expected=list(expected(foreseen.forecast)),
+            expected=list(expected(foreseen.forecast, foreseen.cut_over)),
             plan_json=plan.model_dump_json(exclude_defaults=True),
             envelope=json.dumps({"plan": plan.model_dump(mode="json", exclude_defaults=True)}, indent=2),
             sealed=found.sealed,

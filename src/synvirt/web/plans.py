@@ -31,6 +31,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "mode": ("mode",),
     "conversion": ("conversion",),
     "cutover": ("warm", "cutover"),
+    "window": ("warm", "window_id"),
     "verify": ("warm", "verify"),
     "max_passes": ("warm", "max_passes"),
     "delta_threshold": ("warm", "delta_threshold_bytes"),
@@ -48,7 +49,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "instant": ("instant",),
 }
 # Only plans with mode Warm have these. The form hides them for others, but sends them all the same.
-_OF_WARM = frozenset({"outage_budget", "on_overrun", "sync_rule", "sync_start", "sync_zone", "sync_every"})
+_OF_WARM = frozenset({"window", "outage_budget", "on_overrun", "sync_rule", "sync_start", "sync_zone", "sync_every"})
 _SIZES = frozenset({"memory", "delta_threshold", "bandwidth"})
 # A job is named after its machine.
 _AT = {path: name for name, path in FIELDS.items()} | {("name",): "name"}

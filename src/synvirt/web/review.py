@@ -1,18 +1,21 @@
 """A plan in words: what stays of the machine, what changes, and the states of its job."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
+from synvirt.migrations.planning.cutting_over import CutOverTime
 from synvirt.migrations.planning.foreseen import PlanForecast
+from synvirt.migrations.planning.openings import shown
 from synvirt.model.job import Migration, StateVisit
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
+from synvirt.model.windows import Window
 from synvirt.sizes import duration
 from synvirt.web.stations import Station, stations
-from synvirt.web.words import rate, size
+from synvirt.web.words import moment, rate, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,22 @@ def runs_cold(plan: MigrationPlan, manifest: VmManifest) -> str | None:
     return manifest.cbt_reason or "the source does not track this machine's changes"
 
 
-def expected(forecast: PlanForecast | None) -> Iterator[tuple[str, str]]:
+def windows_offered(windows: Iterable[Window]) -> list[tuple[str, str]]:
+    """The windows that a form offers, with their ids; none, where the service has none."""
+    offered = [("", "none: at any time")]
+    for window in (shown(one, now()) for one in windows):
+        if window.opens_at is not None:
+            words = f"open until {moment(window.closes_at)}" if window.open else f"opens {moment(window.opens_at)}"
+            offered.append((window.id, f"{window.name}: {words}"))
+    return offered if len(offered) > 1 else []
+
+
+def expected(forecast: PlanForecast | None, cut_over: CutOverTime | None) -> Iterator[tuple[str, str]]:
     """Sizes and times, in words; unknown ones are left out."""
+    if cut_over is not None and cut_over.not_before is not None:
+        yield "It cuts over", f"from {moment(cut_over.not_before)} to {moment(cut_over.not_after)}, window {cut_over.window_id}"
+    elif cut_over is not None:
+        yield "It cuts over", f"never: window {cut_over.window_id} has no opening as long as its outage may be"
     if forecast is None:
         return
     yield "To read", size(forecast.bytes_to_read)

@@ -24,7 +24,7 @@ from synvirt.web.labels import LABELS
 from synvirt.web.machine import Setup, planned
 from synvirt.web.new import MACHINES_MAX
 from synvirt.web.plans import filled, networks_of
-from synvirt.web.review import lines, runs_cold
+from synvirt.web.review import lines, runs_cold, windows_offered
 
 # Little enough for any platform besides its other work.
 LOOKED_INTO_AT_ONCE = 4
@@ -137,6 +137,7 @@ class Several:
             mistaken=mistaken,
             labels=LABELS | {"take": "Machines"},
             destinations=shown(self.setup.finder.destinations),
+            windows=windows_offered(self.setup.intake.store.windows.all()),
             networks_here=self.setup.networks(),
             networks=[(name, count, mapped.get(name, "")) for name, count in cards.items()],
         )

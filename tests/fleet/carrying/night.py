@@ -15,12 +15,12 @@ from synvirt.fleet.model import (
     Wave,
     WaveRequest,
     WaveState,
-    Window,
 )
 from synvirt.fleet.waves import Waves
 from synvirt.migrations.engine import Engine
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
+from synvirt.model.windows import Window
 from synvirt.proof.health import Checker
 from synvirt.sizes import KIB, MIB
 from tests.fakes.hypervisor import FakeHypervisor

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,22 @@ import pytest
 
 from synvirt.errors import Conflict, InvalidPlan, SourceUnreachable, SynvirtError, V2vFailed, VmNotFound
 from synvirt.live import LiveAdapter
-from synvirt.migrations.intake import check_plan
+from synvirt.migrations.intake import check_corrected, check_plan
 from synvirt.migrations.planning.foreseen import dry_run, foresee, refuse
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Difference, Migration, Pass
 from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.times import Schedule
 from synvirt.model.values import now
+from synvirt.model.windows import Window
 from synvirt.sizes import KIB, MIB
 from tests.fakes.guests import FakePreparer
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, VM, House, live_plan, offline_plan
+from tests.migrations.planning.test_outage import done_job
 
 
 class Networked(FakeAdapter):
@@ -414,3 +418,48 @@ def test_a_machine_that_another_job_has_by_another_source_is_refused(rooms: Room
     name = "web"
     house.store.change(held.id, State.DELTA_SYNCING, lambda one: one.model_copy(update={"state": State.CANCELLED}))
     assert problems(rooms, ours) == {}
+
+
+def _window(**fields: Any) -> Window:
+    at = now().replace(tzinfo=None)
+    return Window(id="saturdays", name="s", start=at + timedelta(days=1), end=at + timedelta(days=2)).model_copy(update=fields)
+
+
+def test_a_window_that_is_not_there_is_said_with_the_nearest_name(rooms: Rooms, house: House) -> None:
+    house.store.windows.add(_window())
+    plan = live_plan(**RIGHT, skip_disks=["disk-1"], warm={"window_id": "saturday"})
+    detail, hint = problems(rooms, plan)["warm.window_id"]
+    assert (detail, hint) == ("there is no window called 'saturday'", "did you mean saturdays?")
+    assert dry_run(rooms, plan).cut_over is None
+    with pytest.raises(InvalidPlan, match="no window called"):
+        check_plan(rooms, plan)
+    with pytest.raises(InvalidPlan, match="no window called"):
+        check_corrected(rooms, plan, None)
+    check_plan(rooms, live_plan(**RIGHT, skip_disks=["disk-1"], warm={"window_id": "saturdays"}))
+    over = {"start": datetime.fromisoformat("2020-01-01"), "end": datetime.fromisoformat("2020-01-02")}
+    house.store.windows.change("saturdays", lambda before: before.model_copy(update=over))
+    detail, _ = problems(rooms, live_plan(**RIGHT, skip_disks=["disk-1"], warm={"window_id": "saturdays"}))["warm.window_id"]
+    assert "does not open again" in detail
+
+
+def test_a_dry_run_says_when_the_cut_over_would_be(rooms: Rooms, house: House) -> None:
+    window = _window()
+    house.store.windows.add(window)
+    plan = live_plan(**RIGHT, skip_disks=["disk-1"], warm={"window_id": "saturdays"})
+    found = dry_run(rooms, plan)
+    assert found.problems == ()
+    assert found.cut_over is not None
+    assert (found.cut_over.window_id, found.cut_over.not_before) == ("saturdays", window.start.replace(tzinfo=UTC))
+    assert found.cut_over.not_after == window.end.replace(tzinfo=UTC)
+    started = plan.model_copy(update={"schedule": Schedule(start_at=now() + timedelta(hours=36))})
+    late = dry_run(rooms, started).cut_over
+    assert late is not None
+    assert late.not_before == started.schedule.start_at, "the window is open by then"
+    for _ in range(9):
+        house.store.add(done_job(100, 100, 100), host="local")
+    soon = {"end": window.start + timedelta(seconds=99)}
+    house.store.windows.change("saturdays", lambda before: before.model_copy(update=soon))
+    short = dry_run(rooms, plan).cut_over
+    assert short is not None
+    assert (short.not_before, short.not_after) == (None, None), "an outage takes longer"
+    assert dry_run(rooms, live_plan(**RIGHT, skip_disks=["disk-1"])).cut_over is None

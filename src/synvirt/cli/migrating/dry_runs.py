@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from synvirt.cli.listing import at
 from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
 from synvirt.cli.program import FAILED, shown
@@ -127,6 +128,8 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "disk", f"{way['disk_key']}: {way['way']} ({way['reason']})"
     if found["forecast"] is not None:
         yield "forecast", _forecast(found["forecast"])
+    if found.get("cut_over") is not None:  # an earlier version of the service knows no windows
+        yield "cut-over", _cut_over(found["cut_over"])
     for one in found["differences"]:
         yield "differs", f"{one['what']}: {one['source']} → {one['here']} ({as_options(one['why'])})"
     for one in found["concerns"]:
@@ -136,6 +139,12 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "problem", f"{as_options(one['field'])}: {as_options(one['detail'])}{hint}"
     if not found["problems"]:
         yield "result", "nothing is wrong with it"
+
+
+def _cut_over(one: dict[str, Any]) -> str:
+    if one["not_before"] is None:
+        return f"no opening of window {one['window_id']} is as long as the outage may be"
+    return f"in window {one['window_id']}, from {at(one['not_before'])} to {at(one['not_after'])}"
 
 
 def _forecast(one: dict[str, Any]) -> str:

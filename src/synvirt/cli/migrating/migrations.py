@@ -304,7 +304,7 @@ def _lost(client: Any, host: str) -> str | None:
 def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
     from synvirt.cli.migrating.dry_runs import as_options
     from synvirt.cli.migrating.repairs import found_by
-    from synvirt.cli.migrating.watching import described, outcome
+    from synvirt.cli.migrating.watching import described, held_until, outcome
     from synvirt.model.job import Migration
     from synvirt.sizes import sized
 
@@ -335,7 +335,7 @@ def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
         rows.append(("forecast", _forecast(job.forecast)))
     rows += [("outage", _outage(job.outage))] if job.outage is not None else []
     rows += [("downtime", f"{job.downtime_s:.1f} s")] if job.downtime_s is not None else []
-    rows += [("held", f"until it is asked to cut over: synvirt migrations cutover {job.id}")] if job.held else []
+    rows += [("held", held_until(job))] if job.held else []
     rows += [
         ("disk", f"{disk.key} {disk.label}: {disk.state}, {sized(disk.bytes_total)}, {disk.volume or '-'}")
         for disk in job.disks

@@ -55,6 +55,11 @@ class PlanOptions:
         typer.Option(help="Warm: auto, or manual: by migrations cutover", metavar="WHEN"),
         Sets("warm.cutover", words=("auto", "manual")),
     ] = "auto"
+    window: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Warm: cut over by itself, but within this window alone (synvirt windows list)"),
+        Sets("warm.window_id"),
+    ] = None
     verify: Annotated[
         str,
         typer.Option(

@@ -115,7 +115,7 @@ class Lines:
         before = self._state
         self.stands(stage(job), job.name, job.progress)
         if job.held and job.state == State.DELTA_SYNCING and before != job.state:
-            self.line(f"held until it is asked to cut over: synvirt migrations cutover {job.id}")
+            self.line(f"held {held_until(job)}")
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
             self._error = job.last_error
             self.line(f"{self._error.code}: {as_options(self._error.message)}")
@@ -206,6 +206,13 @@ def outcome(attempt: BootAttempt) -> str:
     if attempt.sign is not None:
         return f"booted, seen by: {attempt.sign}"
     return attempt.trouble or "is being tried"
+
+
+def held_until(job: Migration) -> str:
+    """What a held job waits for."""
+    if job.plan.warm.window_id is not None:
+        return f"for its window: synvirt windows show {job.plan.warm.window_id}"
+    return f"until it is asked to cut over: synvirt migrations cutover {job.id}"
 
 
 def described(progress: Progress, *, state: str | None = None, ended: bool = False) -> str:

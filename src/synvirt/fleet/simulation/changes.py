@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from synvirt.fleet.model import Wave, WaveLimits, WaveRequest, Window
+from synvirt.fleet.model import Wave, WaveLimits, WaveRequest
 from synvirt.fleet.simulation.nouns import TICK_S, Load, Simulation, Site
 from synvirt.fleet.words import shown_time
+from synvirt.model.windows import Window
 from synvirt.sizes import duration
 
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from synvirt.fleet.model import Wave, WaveForecast, WaveRequest
-from synvirt.fleet.openings import openings_of
 from synvirt.fleet.order import order
 from synvirt.fleet.simulation.drawing import Draws, quantile
 from synvirt.fleet.simulation.explaining import bottleneck, forecast_of
 from synvirt.fleet.simulation.nouns import Load, Simulation, Site
 from synvirt.fleet.simulation.running import Run, Setting
+from synvirt.migrations.planning.openings import openings_of
 
 # Runs besides the plan's own: as many as fit into ten seconds for five thousand members, and enough for a percentile.
 RUNS_TIMES_MEMBERS, RUNS_LEAST, RUNS_MOST = 20_000, 4, 40

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.model import MemberState, Wave, WaveRequest
-from synvirt.fleet.openings import Openings
 from synvirt.fleet.order import Order
 from synvirt.fleet.scheduling import Scheduler
 from synvirt.fleet.simulation.drawing import Draws, quantile
 from synvirt.fleet.simulation.nouns import TICK_S, Load, Site
 from synvirt.migrations.planning.forecast import hold_interval_s
+from synvirt.migrations.planning.openings import Openings
 
 if TYPE_CHECKING:  # imported only to simulate a wave: 12 MiB that the rest of the service does not need
     import numpy as np

@@ -5,9 +5,8 @@ Problems come in the order in which a person would correct them.
 """
 
 import asyncio
-import difflib
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -31,6 +30,8 @@ from synvirt.machines.concerns import TARGET_TOO_SMALL, runs_cold, with_room
 from synvirt.migrations import instant
 from synvirt.migrations.planning import schedule
 from synvirt.migrations.planning.critical import refuse_critical
+from synvirt.migrations.planning.cutting_over import CutOverTime, check_window, cut_over
+from synvirt.migrations.planning.naming import refuse_unknown
 from synvirt.migrations.planning.outage import planned_outage
 from synvirt.migrations.planning.past import completed
 from synvirt.migrations.planning.taken import refuse_same, refuse_taken
@@ -80,13 +81,15 @@ class PlanForecast(Model):
 
 
 class DryRun(Model):
-    """The plan as its job would run. `manifest` is null where the source could not be asked; `problems` says why."""
+    """The plan as its job would run. `manifest` is null where the source could not be asked; `problems` says why. `cut_over`:
+    null without a window."""
 
     plan: MigrationPlan
     manifest: VmManifest | None
     concerns: tuple[Concern, ...]
     ways: tuple[DiskWay, ...]
     forecast: PlanForecast | None
+    cut_over: CutOverTime | None = None
     differences: tuple[Difference, ...]
     problems: tuple[PlanProblem, ...]
 
@@ -127,7 +130,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
     found = Foreseen(plan)
     free_bytes: int | None = None
     with found.at("target.destination"):
-        _known(plan.target.destination, rooms.destinations, "destination")
+        refuse_unknown(plan.target.destination, rooms.destinations, "destination")
         free_bytes = rooms.destination_named(plan.target.destination).free_bytes()
     if plan.source_ref.kind == "live_vm":
         _live(rooms, plan.source_ref, found)
@@ -149,6 +152,8 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
             _instant(rooms, plan, found.manifest)
     with found.at("warm.schedule"):
         schedule.check(plan, now())
+    with found.at("warm.window_id"):
+        check_window(rooms, plan)
     networks_and_host(rooms, found)
     return found
 
@@ -181,7 +186,7 @@ def refuse_unfit(rooms: Rooms, job: Migration) -> None:
     """Refuses what a job from another host could not get past on this one. It does not ask the source."""
     found = Foreseen(job.plan, manifest=job.manifest)
     with found.at("target.destination"):
-        _known(job.plan.target.destination, rooms.destinations, "destination")
+        refuse_unknown(job.plan.target.destination, rooms.destinations, "destination")
     if job.manifest is not None:
         wants = job.plan.conversion == "auto" and rooms.preparer.wants(job.manifest)
         if wants or job.plan.conversion == "always":
@@ -195,12 +200,19 @@ def dry_run(rooms: Rooms, plan: MigrationPlan) -> DryRun:
     """The whole check as an answer; it refuses nothing."""
     found = foresee(rooms, plan)
     manifest = found.manifest
+    forecast = None if manifest is None else _forecast(rooms, plan, manifest)
     return DryRun(
         plan=plan,
         manifest=manifest,
         concerns=() if manifest is None else manifest.concerns,
         ways=() if manifest is None else tuple(_ways(found, manifest)),
-        forecast=None if manifest is None else _forecast(rooms, plan, manifest),
+        forecast=forecast,
+        cut_over=cut_over(
+            rooms,
+            plan,
+            copy_s=(forecast.copy_s if forecast is not None else None) or 0,
+            outage_s=(forecast.outage_p95_s if forecast is not None else None) or 0,
+        ),
         differences=found.differences,
         problems=tuple(
             PlanProblem(field=where, detail=error.detail, hint=error.hint)
@@ -277,7 +289,7 @@ def _disks(found: Foreseen, manifest: VmManifest) -> None:
     keys = [disk.key for disk in manifest.disks]
     for at, key in enumerate(found.plan.skip_disks):
         with found.at(f"skip_disks[{at}]"):
-            _known(key, keys, f"disk of {manifest.name}")
+            refuse_unknown(key, keys, f"disk of {manifest.name}")
     if keys and set(keys) <= set(found.plan.skip_disks):
         with found.at("skip_disks"):
             raise InvalidPlan(f"every disk of {manifest.name} is skipped", hint="leave one to copy")
@@ -301,20 +313,9 @@ def _concerns(found: Foreseen, manifest: VmManifest) -> None:
     for at, waived in enumerate(found.plan.waive_concerns):
         if waived != TARGET_TOO_SMALL:
             with found.at(f"waive_concerns[{at}]"):
-                _known(waived, ids, f"concern of {manifest.name}")
+                refuse_unknown(waived, ids, f"concern of {manifest.name}")
     with found.at("waive_concerns"):
         refuse_critical(found.plan, manifest)
-
-
-def _known(name: str | None, known: Iterable[str], what: str) -> None:
-    """InvalidPlan with the nearest name, unless the name is known."""
-    names = list(known)
-    if name is None or name in names:
-        return
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    listed = ", ".join(names[:20]) or "none"
-    hint = f"did you mean {near[0]}?" if near else f"there is {listed}"
-    raise InvalidPlan(f"there is no {what} called {name!r}", hint=hint)
 
 
 # ── here ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -334,7 +335,7 @@ def _networks(rooms: Rooms, found: Foreseen) -> None:
     for at, entry in enumerate(wanted):
         if here and entry.target != "user" and entry.target not in here and entry.target not in plain:
             with found.at(f"target.network_map[{at}].target"):
-                _known(entry.target, [*here, *(["user"] if "user" not in here else [])], "network of this host")
+                refuse_unknown(entry.target, [*here, *(["user"] if "user" not in here else [])], "network of this host")
     if found.manifest is None:
         return
     there = list(dict.fromkeys(nic.network for nic in found.manifest.nics))
@@ -346,7 +347,7 @@ def _networks(rooms: Rooms, found: Foreseen) -> None:
     for at, entry in enumerate(wanted):
         if entry.source not in there:
             with found.at(f"target.network_map[{at}].source"):
-                _known(entry.source, there, f"network of {found.manifest.name}")
+                refuse_unknown(entry.source, there, f"network of {found.manifest.name}")
 
 
 def _capacity(rooms: Rooms) -> Capacity | None:

@@ -11,7 +11,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.times import SyncSchedule, local_to_utc
 from synvirt.recurrence import parse, starts
 
-# How far ahead the windows of waves are searched.
+# How far ahead windows and schedules are searched.
 HORIZON = timedelta(days=3 * 366)
 # No clock differs from UTC by more.
 _A_DAY = timedelta(days=1)

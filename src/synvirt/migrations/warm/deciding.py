@@ -4,8 +4,9 @@ from synvirt.errors import OutageTooLong
 from synvirt.migrations.job import Job
 from synvirt.migrations.planning.outage import too_long
 from synvirt.migrations.warm.forecasting import forecast_outage
-from synvirt.migrations.warm.holding import held_pause_s, pause_between_s
+from synvirt.migrations.warm.holding import held_pause_s, is_asked, pause_between_s
 from synvirt.migrations.warm.setbacks import is_distrusted, is_off
+from synvirt.migrations.warm.window import opens_in_s, too_short
 from synvirt.model.job import Pass
 from synvirt.model.values import now
 
@@ -33,7 +34,7 @@ async def converged(job: Job, delta: Pass) -> bool:
     if _was_held_up(delta) and not distrusted:
         return False
     if warm.cutover == "manual":
-        asked = await job.in_thread(job.rooms.store.cutover_requested, job.id)
+        asked = await is_asked(job)
         # One more delta at most: it may itself take longer than FRESH_S.
         last = (await job.memory()).last_delta is not None
         return asked and (distrusted or last or is_fresh(delta))
@@ -44,10 +45,10 @@ async def converged(job: Job, delta: Pass) -> bool:
 
 
 async def fits_budget(job: Job) -> bool:
-    """Whether the outage's p95 is within the plan's budget. If not, the job says which part is too long, and holds for a
-    while."""
+    """Whether the outage's p95 is within the plan's budget, and within the rest of its window. If not, the job says which part
+    is too long, and holds for a while."""
     await forecast_outage(job)
-    reason = None if job.migration.outage is None else too_long(job.migration.outage)
+    reason = (None if job.migration.outage is None else too_long(job.migration.outage)) or await too_short(job)
     error = job.migration.last_error
     if reason is None:
         if error is not None and error.code == OutageTooLong.code:
@@ -56,7 +57,8 @@ async def fits_budget(job: Job) -> bool:
     if error is None or error.message != reason:
         await job.change(last_error=job.problem(OutageTooLong(reason, hint="the job holds until it fits"), fatal=False))
     job.leave_turn()
-    await job.stop.sleep_or_wake(job.migration.plan.warm.interval_s or held_pause_s(job))
+    pause_s = job.migration.plan.warm.interval_s or held_pause_s(job)
+    await job.stop.sleep_or_wake(min(pause_s, await opens_in_s(job)))
     await job.take_turn()
     return False
 

@@ -1,4 +1,5 @@
-"""A job that waits for its next delta, or for its operator to ask for the cut-over. It gives up its turn meanwhile."""
+"""A job that waits for its next delta, or for its operator or its window to ask for the cut-over. It gives up its turn
+meanwhile."""
 
 import time
 from datetime import datetime
@@ -8,6 +9,7 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.planning.forecast import HOLD_LEAST_S, HOLD_MOST_S, hold_interval_s
 from synvirt.migrations.planning.schedule import has_schedule, next_sync
 from synvirt.migrations.warm.setbacks import is_distrusted
+from synvirt.migrations.warm.window import is_open, opens_in_s
 from synvirt.model.values import now
 
 # The pause of a held job before its first delta has shown how fast its guest changes.
@@ -17,11 +19,11 @@ HOLD_LOOK_S = 600.0
 
 
 async def asked_while_waiting(job: Job) -> bool:
-    """Waits until the next delta is due. True, as soon as the operator of a held job asks for the cut-over. Where each delta
+    """Waits until the next delta is due. True, as soon as the cut-over of a held job is asked for. Where each delta
     would read whole disks, none is due before that."""
     began, held = time.monotonic(), job.migration.plan.warm.cutover == "manual"
     distrusted = held and await is_distrusted(job)
-    asked, last = await _is_asked(job), job.migration.passes[-1]
+    asked, last = await is_asked(job), job.migration.passes[-1]
     since = last.snapshot_at or last.finished_at or now()
     while not asked:
         # If the clock was set back, the last snapshot seems to lie ahead, and would put off the next delta by as much.
@@ -30,17 +32,19 @@ async def asked_while_waiting(job: Job) -> bool:
         if left <= 0:
             break
         job.leave_turn()
-        await job.stop.sleep_or_wake(min(left, HOLD_LOOK_S))
+        await job.stop.sleep_or_wake(min(left, HOLD_LOOK_S, await opens_in_s(job)))
         await clone_asked(job)
-        asked = await _is_asked(job)
+        asked = await is_asked(job)
     await job.take_turn()
     return asked
 
 
-async def _is_asked(job: Job) -> bool:
-    """Whether the operator of a held job has asked for the cut-over."""
-    held = job.migration.plan.warm.cutover == "manual"
-    return held and await job.in_thread(job.rooms.store.cutover_requested, job.id)
+async def is_asked(job: Job) -> bool:
+    """Whether a held job is to cut over: its operator has asked for it, or its window is open."""
+    warm = job.migration.plan.warm
+    if warm.window_id is not None:
+        return await is_open(job)
+    return warm.cutover == "manual" and await job.in_thread(job.rooms.store.cutover_requested, job.id)
 
 
 def _left_s(job: Job, began: float, since: datetime) -> float:

@@ -35,13 +35,21 @@ async def copy_full(job: Job) -> None:
         await track_changes(job)
     if job.is_warm:
         await copy_pass(job, 1, "full")
-    elif (budget_s := job.migration.plan.outage_budget_s) is not None:
+    elif (allowed := _allowed(job)) is not None:
         raise OutageTooLong(
-            f"{job.manifest.name} cannot be copied warm: it would be off for its whole copy, and {budget_s:.0f} s are allowed",
-            hint="see why in the job's note; submit it again without outage_budget_s, or cold",
+            f"{job.manifest.name} cannot be copied warm: it would be off for its whole copy, and {allowed}",
+            hint="see why in the job's note; submit it again without outage_budget_s and warm.window_id, or cold",
         )
     else:
         await _copy_while_off(job, _cold_number)
+
+
+def _allowed(job: Job) -> str | None:
+    """How long the guest may be off, in words. None: as long as it takes."""
+    plan = job.migration.plan
+    if plan.outage_budget_s is not None:
+        return f"{plan.outage_budget_s:.0f} s are allowed"
+    return None if plan.warm.window_id is None else f"it may be off within window {plan.warm.window_id} alone"
 
 
 async def sync(job: Job) -> bool:

@@ -28,16 +28,16 @@ from synvirt.fleet.model import (
     Wave,
     WaveRetryRequest,
     WaveState,
-    Window,
 )
-from synvirt.fleet.openings import spans_of
 from synvirt.fleet.records import member_of, wave_of
 from synvirt.fleet.sheets.importing import Importer
 from synvirt.fleet.waves import GOING, MOVED, REMOVABLE, UNDER_WAY, Waves
 from synvirt.fleet.webhooks.deliveries import Deliveries
+from synvirt.migrations.planning.openings import spans_of
 from synvirt.mistakes import place, worded
 from synvirt.model.rehearsal import TogetherRequest
 from synvirt.model.values import now
+from synvirt.model.windows import Window
 from synvirt.offline.units import size_bytes
 from synvirt.rehearsals.asking import Rehearsing
 from synvirt.sizes import duration

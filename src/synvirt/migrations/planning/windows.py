@@ -1,4 +1,4 @@
-"""When members may cut over: a window's occurrences as spans in UTC. No I/O.
+"""When guests may be cut over: a window's occurrences as spans in UTC. No I/O.
 
     Window (local, RFC 5545) ─▶ starts ─▶ UTC ─▶ what overlaps is joined ─▶ minus lock-outs ─▶ Span, Span, …
 
@@ -14,8 +14,8 @@ from itertools import islice
 from zoneinfo import ZoneInfo
 
 from synvirt.errors import InvalidPlan
-from synvirt.fleet.model import LockOut, Window
 from synvirt.model.times import local_to_utc
+from synvirt.model.windows import LockOut, Window
 from synvirt.recurrence import parse, starts
 
 # Outside these years, time zones are guesses and arithmetic leaves the calendar.

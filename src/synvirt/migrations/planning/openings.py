@@ -1,24 +1,31 @@
-"""The openings of a wave's windows, in UTC, up to the horizon."""
+"""The openings of windows, in UTC, up to the horizon: of a wave's, and of the one that a job's plan names."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Protocol
 
-from synvirt.fleet.model import Wave, WaveRequest, Window
-from synvirt.fleet.windows import Span, joined, occurrences
+from synvirt.migrations.planning.schedule import HORIZON
+from synvirt.migrations.planning.windows import Span, joined, occurrences
+from synvirt.model.windows import Window, WindowShown
 
-# How far ahead windows are searched.
-HORIZON = timedelta(days=3 * 366)
 ALWAYS = Span(datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
 
 
-def spans_of(wave: WaveRequest | Wave, after: datetime) -> dict[str, tuple[Span, ...]]:
+class Windowed(Protocol):
+    """A wave."""
+
+    @property
+    def windows(self) -> tuple[Window, ...]: ...
+
+
+def spans_of(wave: Windowed, after: datetime) -> dict[str, tuple[Span, ...]]:
     """The openings of each window by its id, up to HORIZON. InvalidPlan."""
     return {window.id: _spans_from(window, _day_of(after)) for window in wave.windows}
 
 
-def openings_of(wave: WaveRequest | Wave, after: datetime) -> "Openings":
+def openings_of(wave: Windowed, after: datetime) -> "Openings":
     """The same for each moment of a day. InvalidPlan."""
     return _openings_from(wave.windows, _day_of(after))
 
@@ -26,6 +33,19 @@ def openings_of(wave: WaveRequest | Wave, after: datetime) -> "Openings":
 @lru_cache(maxsize=4)  # the waves that are under way at once: each tick of them asks
 def _openings_from(windows: tuple[Window, ...], day: datetime) -> "Openings":
     return Openings({window.id: _spans_from(window, day) for window in windows}, has_windows=bool(windows))
+
+
+def opening(window: Window, at: datetime, *, needed_s: float = 0) -> Span | None:
+    """The opening that a cut-over may begin in: the first, from `at` on, of which `needed_s` are left. None: there is none.
+    InvalidPlan."""
+    return next((span for span in _spans_from(window, _day_of(at)) if span.end > at and span.left_s(at) >= needed_s), None)
+
+
+def shown(window: Window, at: datetime) -> WindowShown:
+    """The window with its present opening, or its next one."""
+    span = opening(window, at)
+    times = {} if span is None else {"open": span.start <= at, "opens_at": span.start, "closes_at": span.end}
+    return WindowShown.model_validate(window.model_dump() | times)
 
 
 def _day_of(moment: datetime) -> datetime:
