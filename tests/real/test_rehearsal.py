@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from synvirt.sizes import MIB
 from tests.needs import need, need_root
 from tests.real.libvirt_remote.test_libvirt_remote_warm import WRITER, Guest, check_chain, read_guest, register
 from tests.real.test_service import _guests, service
+from tests.running import forked
 from tests.servers.libvirt_lab import LibvirtLab, lab, until
 
 BUSYBOX = "/bin/busybox"
@@ -111,12 +111,7 @@ class Example:
 
     def __init__(self, data_dir: Path, folder: Path) -> None:
         self._steps = re.split(r"^\*\*\d\. ", (DOCS / "proof.md").read_text(), flags=re.MULTILINE)
-        bin_ = folder / "bin"
-        bin_.mkdir()
-        (bin_ / "synvirt").write_text(f'#!/bin/sh\nexec {sys.executable} -m synvirt "$@"\n')
-        (bin_ / "synvirt").chmod(0o755)
-        self._folder = folder
-        self._environment = {**os.environ, "SYNVIRT_DATA_DIR": str(data_dir), "PATH": f"{bin_}:{os.environ['PATH']}"}
+        self._folder, self._data_dir = folder, data_dir
 
     def run(self, step: int, **instead: str) -> str:
         """What it printed. `instead`: of words of the document, each of which is there."""
@@ -124,10 +119,7 @@ class Example:
         for there, here in instead.items():
             assert there in lines
             lines = lines.replace(there, here)
-        words = ["/bin/sh", "-eu", "-c", lines]
-        done = subprocess.run(
-            words, cwd=self._folder, env=self._environment, capture_output=True, text=True, timeout=500, check=False
-        )
+        done = forked.in_shell(lines, self._folder, timeout=500, SYNVIRT_DATA_DIR=str(self._data_dir))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

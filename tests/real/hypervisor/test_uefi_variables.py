@@ -94,7 +94,8 @@ def test_a_guest_boots_by_the_entry_that_it_had_before(
         vm_id="x",
         name="by its own entry",
         firmware="uefi",
-        tpm=True,
+        # OVMF measures into it all that it starts. Once is enough: it has no part in the variables.
+        tpm=kept_by is of_vsphere,
         guest_os=GuestOs(family="linux"),
         disks=(Disk(key="d", label="d", capacity_bytes=image.stat().st_size, boot_order=1),),
         memory_bytes=512 * MIB,
