@@ -1,15 +1,17 @@
 """The state of the guest of an instant restore: who may change it, and what each look makes of it."""
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from synvirt.backups.model import Status
 from synvirt.backups.restores import instant
 from synvirt.backups.restores.instant import InstantDomain, _Guest
-from synvirt.errors import DiskReadFailed, DomainDefineFailed, SynvirtError
+from synvirt.errors import Cancelled, DiskReadFailed, DomainDefineFailed, SynvirtError
 from synvirt.hypervisor import Paused
 from synvirt.model.job import Instant, InstantState
 from synvirt.model.values import now
@@ -104,3 +106,60 @@ def test_a_guest_is_noted_as_started_before_it_is_and_its_overlays_are_laid_once
     made = [] if was_started else ["tpm", "lay", "record domain", "define", "preparing since then"]
     then = [] if is_raised else ["preparing", "warned"] if fails else ["running since then"]
     assert under_way.calls == [*made, "start", *then]
+
+
+class Restored(InstantDomain):
+    """What it does is noted, in its order. `stopped_at`: the call after which a cancel is asked for."""
+
+    def __init__(self, under_way: Any, patched: pytest.MonkeyPatch, stopped_at: str = "") -> None:
+        self.under_way, self.stopped_at, note = under_way, stopped_at, self.noted
+
+        def move(status: Status, **_: object) -> None:
+            if under_way.stop():
+                raise Cancelled
+            under_way.calls.append(str(status))
+
+        under_way.stop, under_way.move = lambda: self.stopped_at in under_way.calls, move
+        exports = SimpleNamespace(folder=lambda name: Path("/instant") / name, serve=lambda *_: note("serve"))
+        hypervisor = SimpleNamespace(onto_volumes=lambda *_: note("onto its volumes"))
+        self._restore_host: Any = SimpleNamespace(exports=exports, hypervisor=hypervisor)
+        patched.setattr(instant, "define", lambda *_: note("define"))
+        patched.setattr(instant, "Sum", lambda *_: None)
+        patched.setattr(instant, "replace", lambda of, **_: of)
+        patched.setattr(_Guest, "layered", lambda _: [])
+        self.guest = guest_of(under_way)
+        self.guest.disks["vda"] = SimpleNamespace(size_bytes=1)  # type: ignore[assignment]
+        self.guest.readers.append(SimpleNamespace())  # type: ignore[arg-type]
+        object.__setattr__(self.guest, "volumes", SimpleNamespace(fill=lambda *_: note("copy")))
+
+    def noted(self, call: str) -> None:
+        self.under_way.calls.append(call)
+
+    def run(self) -> None:
+        nothing: Any = None
+        self._copy(self.guest, nothing)
+        self._move(self.guest, nothing)
+
+
+COPIED = ["transferring", "serve", "copy", "moving since then"]
+MOVED = ["committing", "onto its volumes", "define", "committing", "done since then"]
+
+
+@pytest.mark.parametrize(
+    ("state", "calls"), [("running", [*COPIED, *MOVED]), ("waiting", [*COPIED, *MOVED]), ("moving", MOVED), ("done", [])]
+)
+def test_a_guest_is_copied_and_moved_once(monkeypatch: pytest.MonkeyPatch, state: InstantState, calls: list[str]) -> None:
+    """From the move on its volumes belong to QEMU, and are never copied to again."""
+    under_way: Any = UnderWay(Instant(state=state, started_at=now()))
+    Restored(under_way, monkeypatch).run()
+    assert under_way.calls == calls
+
+
+@pytest.mark.parametrize("stopped_at", ["copy", "define"])
+def test_a_cancel_is_seen_until_the_guest_is_said_to_be_on_its_volumes(
+    monkeypatch: pytest.MonkeyPatch, stopped_at: str
+) -> None:
+    under_way: Any = UnderWay(Instant(state="running", started_at=now()))
+    with pytest.raises(Cancelled):
+        Restored(under_way, monkeypatch, stopped_at).run()
+    assert under_way.run.instant.state == "moving"
