@@ -49,7 +49,9 @@ from tests.fakes.exports import FakeExports
 from tests.fakes.guests import FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter, FakePlatform
+from tests.fakes.loops import StoreAtOnce
 from tests.fakes.offline import FakeImporter
+from tests.fakes.workers import in_process
 
 SOURCE_ID = UUID(int=7)
 VM = "vm-1"
@@ -130,6 +132,10 @@ class House:
             # Often, so that a pass of a few MiB has watermarks to crash at.
             flush_every_s=0.05,
         )
+        # The store's threads are there where the workers are processes, as in the service, and where the platform is a service:
+        # what tests do at a commit asks it in a loop of its own, which a thread with a loop cannot have.
+        only_fakes = workers is in_process and type(self).connect is House.connect
+        self._loop = StoreAtOnce if only_fakes else None
         self.stops: dict[UUID, Stop] = {}
         self.intake = Intake(
             self.store,
@@ -166,7 +172,8 @@ class House:
                     stop.set()
                 await advance(self.rooms, job, stop)
 
-        return asyncio.run(until_the_end())
+        with asyncio.Runner(loop_factory=self._loop) as runner:
+            return runner.run(until_the_end())
 
     def volume(self, job: Migration, key: str = "disk-0") -> Path:
         name = next(disk.volume for disk in job.disks if disk.key == key)

@@ -24,7 +24,7 @@ class _Answered:
         return self._answer
 
 
-class _StoreAtOnce(asyncio.SelectorEventLoop):
+class StoreAtOnce(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Any], *arguments: Any
     ) -> Awaitable[Any]:
@@ -44,7 +44,7 @@ def _is_of_store(func: Callable[..., Any]) -> bool:
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):
-    _loop_factory = _StoreAtOnce
+    _loop_factory = StoreAtOnce
 
 
 @contextmanager
