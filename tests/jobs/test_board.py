@@ -7,10 +7,11 @@ import pytest
 
 from synvirt.errors import PersistFailed
 from synvirt.jobs.board import Board
-from synvirt.jobs.rate import RATE_WINDOW_S
+from synvirt.jobs.rate import RATE_WINDOW_S, Rate
 from synvirt.migrations.engine import Engine
 from synvirt.model.job import Progress
 from synvirt.model.kinds import State
+from synvirt.sizes import MIB
 from tests.fakes.workers import in_process
 from tests.house import House, offline_plan
 from tests.jobs.migrations import migration
@@ -73,3 +74,22 @@ def test_the_engine_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert last_error is not None
     assert "The job waits" in last_error.message
     house.close()
+
+
+def test_a_process_that_stood_still_does_not_show_what_came_meanwhile_as_its_rate() -> None:
+    """What its worker had sent is read at once, when it goes on: 4 MiB in a millisecond are no 4 GiB a second."""
+    clock = [0.0]
+    rate = Rate(clock=lambda: clock[0])
+    for second in range(20):
+        clock[0] = second
+        rate.at(second * MIB)
+    clock[0] = 120.0
+    shown = []
+    for number in range(10):
+        clock[0] += 0.001
+        shown.append(rate.at((20 + number) * MIB))
+    assert max(shown) <= MIB
+    for second in range(12):
+        clock[0] = 121.0 + second
+        last = rate.at((30 + second) * MIB)
+    assert last == pytest.approx(MIB, rel=0.2)

@@ -21,7 +21,9 @@ class Rate:
         """The rate in bytes per second over the last RATE_WINDOW_S, once `done` bytes are copied."""
         moment = self._clock()
         self._seen.append((moment, done))
-        while len(self._seen) > 2 and moment - self._seen[0][0] > RATE_WINDOW_S:
+        # One moment before the window stays: after a pause of this process its messages come all at once, and would be no time
+        # apart.
+        while len(self._seen) > 2 and moment - self._seen[1][0] >= RATE_WINDOW_S:
             self._seen.popleft()
         then, done_then = self._seen[0]
         return max(0.0, (done - done_then) / (moment - then)) if moment > then else 0.0
