@@ -1,5 +1,6 @@
 """What is particular to volumes on zfs, on real zfs."""
 
+import contextlib
 import ctypes
 import errno
 import grp
@@ -20,8 +21,9 @@ from synvirt.backups.sources.zfs_stream import changed, send
 from synvirt.destinations.zfs import BLOCK_BYTES, ZfsDestination
 from synvirt.destinations.zfs_allow import NEEDED, missing
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
-from synvirt.disks import open_writer
+from synvirt.disks import open_reader, open_writer
 from synvirt.disks.raw import files as raw
+from synvirt.disks.specs import BlockWriterSpec, written
 from synvirt.errors import DiskWriteFailed
 from synvirt.privileged import preparing
 from tests.contracts.destinations import SIZE, read, write
@@ -234,6 +236,21 @@ def test_a_link_that_is_gone_is_asked_back(
         monkeypatch.setattr(Path, "write_text", refuse)
     assert Path(destination.device(volume)) == link
     assert link.is_block_device()
+
+
+def test_a_volume_is_opened_though_its_link_went_meanwhile(destination: ZfsDestination, volume: str) -> None:
+    spec = destination.open(volume, SIZE)
+    assert isinstance(spec, BlockWriterSpec)
+    subprocess.run(["udevadm", "settle"], check=True)
+    Path(spec.path).unlink()
+    writer = open_writer(spec)
+    writer.write(0, memoryview(b"mine".ljust(4096)))
+    writer.flush()
+    with contextlib.closing(open_reader(written(spec))) as reader:
+        held = bytearray(4)
+        reader.read_into(0, memoryview(held))
+    writer.close()
+    assert held == b"mine"
 
 
 def _relink(link: Path, to: Path) -> None:
