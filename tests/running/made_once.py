@@ -24,6 +24,7 @@ from httpx import create_ssl_context
 from pydantic import TypeAdapter
 from pydantic._internal._fields import PydanticMetadata
 from pydantic.fields import FieldInfo
+from starlette.routing import compile_path
 from typer.main import get_command
 
 from synvirt import accounts, programs
@@ -64,6 +65,8 @@ def made_once() -> Iterator[None]:
         known = by_signature(utils.get_dependant)
         for module in (utils, routing):
             patched.setattr(module, "get_dependant", known)
+        patched.setattr(routing, "compile_path", functools.cache(compile_path))
+        patched.setattr(routing, "get_typed_return_annotation", returned(utils.get_typed_return_annotation))
         patched.setattr("httpx._transports.default.create_ssl_context", trusting(create_ssl_context))
         for module in GUESSED_AT:
             patched.setattr(module, "SCRYPT_N", 2)
@@ -147,6 +150,17 @@ def by_signature(make: Callable[..., models.Dependant]) -> Callable[..., models.
         return replace(found, call=call, **lists, **CALLERS | named)
 
     return read
+
+
+def returned(read: Callable[..., Any]) -> Callable[..., Any]:
+    """What a plain function says that it returns is beside it: FastAPI makes a signature of all its parameters for it."""
+
+    def annotated(call: Callable[..., Any]) -> Any:
+        is_plain = isinstance(call, FunctionType) and not call.__dict__
+        annotation = call.__annotations__.get("return") if is_plain else ""
+        return read(call) if isinstance(annotation, str) else annotation
+
+    return annotated
 
 
 LISTS = ("path_params", "query_params", "header_params", "cookie_params", "body_params", "dependencies")
