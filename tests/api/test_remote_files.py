@@ -21,7 +21,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[httpx.Client]:
-    made = Service(tmp_path, remote_allowed_hosts="127.0.0.1")
+    made = Service(tmp_path, has_pages=False, remote_allowed_hosts="127.0.0.1")
     with made.served(), made.local() as client:
         yield client
     made.close()

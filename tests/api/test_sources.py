@@ -42,7 +42,7 @@ def opened() -> list[SourceAccess]:
 
 @pytest.fixture
 def service(tmp_path: Path, platform: FakePlatform, opened: list[SourceAccess]) -> Iterator[Service]:
-    made = Service(tmp_path, platforms=with_fake(platform, opened))
+    made = Service(tmp_path, has_pages=False, platforms=with_fake(platform, opened))
     with made.served():
         yield made
     made.close()

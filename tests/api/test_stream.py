@@ -124,7 +124,7 @@ def test_its_headers(client: httpx.Client) -> None:
 
 
 def test_figures_come_at_most_twice_a_second_a_job(tmp_path: Path) -> None:
-    service = Service(tmp_path, pace=Pace())
+    service = Service(tmp_path, has_pages=False, pace=Pace())
     jobs = [service.submit().id for _ in range(3)]
     done = threading.Event()
 
@@ -250,7 +250,7 @@ def test_a_client_that_does_not_read_holds_up_nobody(service: Service) -> None:
 
 
 def test_a_client_that_went_away_is_forgotten(tmp_path: Path) -> None:
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     with service.served() as server:
         connections = server.connections
         for _ in range(20):

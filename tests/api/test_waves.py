@@ -208,7 +208,7 @@ def listing(tmp_path: Path) -> Iterator[tuple[httpx.Client, FakePlatform, Servic
     platform = FakePlatform(tmp_path / "platform")
     for name in ("shop-db-01", "shop-web-01"):
         platform.add_vm(name, {"disk-0": bytes(MIB)})
-    service = Service(tmp_path / "service", platforms=with_fake(platform))
+    service = Service(tmp_path / "service", has_pages=False, platforms=with_fake(platform))
     with service.served(), service.local() as client:
         added = client.post("/sources", json=SOURCE)
         assert added.status_code == 201, added.text

@@ -27,7 +27,7 @@ def platform(tmp_path: Path) -> FakePlatform:
 
 @pytest.fixture
 def service(tmp_path: Path, platform: FakePlatform) -> Iterator[Service]:
-    made = Service(tmp_path, platforms=with_fake(platform))
+    made = Service(tmp_path, has_pages=False, platforms=with_fake(platform))
     with made.served():
         yield made
     made.close()

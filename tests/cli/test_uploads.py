@@ -91,7 +91,7 @@ def test_what_is_no_file_is_wrong_usage(service: Service, run: Run, tmp_path: Pa
 
 
 def test_a_file_over_the_cap_is_refused_before_it_is_sent(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = Service(tmp_path, upload_cap_bytes=MIB)
+    service = Service(tmp_path, has_pages=False, upload_cap_bytes=MIB)
     monkeypatch.setattr(Sending, "_chunk", lambda _self, _most: pytest.fail("a piece of the file was read"))
     large = tmp_path / "large.img"
     with large.open("wb") as file:
@@ -109,7 +109,7 @@ def test_a_service_that_does_not_say_how_large_an_upload_may_be_is_sent_to(
     tmp_path: Path, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version: its own refusal, which comes while the file is sent, is the answer."""
-    service = Service(tmp_path, upload_cap_bytes=MIB)
+    service = Service(tmp_path, has_pages=False, upload_cap_bytes=MIB)
     monkeypatch.setattr(service.uploads, "refusal_of", lambda _size: (_ for _ in ()).throw(NotFound("no such address")))
     with service.served():
         done = run("uploads", "add", file, "--json")
@@ -182,7 +182,7 @@ def test_inspect(service: Service, run: Run, tmp_path: Path) -> None:
 
 def test_to_a_service_elsewhere(tmp_path: Path, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYNVIRT_PASSWORD", PASSWORD)
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     with service.served() as server:
         certificate = service.settings.keyring_dir / "tls.crt"
         answer = added(run, file, "--server", server.address, "--cacert", certificate)

@@ -162,7 +162,7 @@ def test_no_body_does_anything_else_than_end_or_be_refused(body: bytes, cuts: li
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Service]:
     """A service that takes a MiB."""
-    made = Service(tmp_path, upload_cap_bytes=MIB)
+    made = Service(tmp_path, has_pages=False, upload_cap_bytes=MIB)
     with made.served():
         yield made
     made.close()

@@ -70,7 +70,7 @@ def test_a_caller_that_goes_away_leaves_nothing(service: Service, client: httpx.
 
 
 def test_a_caller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
-    service = Service(tmp_path, idle_s=1)
+    service = Service(tmp_path, has_pages=False, idle_s=1)
     with service.served(), connected(service, "Content-Length: 500000\r\n") as sock:
         sock.sendall(part(FILE, b"x" * 1000)[:-2])
         answer = answered(sock)
@@ -112,7 +112,7 @@ def test_a_body_comes_whole_in_whatever_chunks(chunk: int) -> None:
 
 
 def test_a_service_that_ends_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     with service.served():
         sock = begun(service)
     sock.close()
@@ -123,7 +123,7 @@ def test_a_service_that_ends_leaves_nothing(tmp_path: Path, caplog: pytest.LogCa
 
 def test_an_end_while_all_threads_are_busy_leaves_nothing(tmp_path: Path) -> None:
     """uvicorn cancels the request, and then the event loop's end does."""
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     busy = threading.Event()
 
     async def request() -> None:
@@ -241,7 +241,7 @@ def test_a_slow_disk_holds_up_nobody_else(service: Service, client: httpx.Client
 def tiny(tmp_path: Path) -> Iterator[Service]:
     """Uploads on a file system of 24 MiB, of which 8 may be used."""
     need_root("a small file system to fill")
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     folder = service.settings.uploads_dir
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], check=True)
     try:

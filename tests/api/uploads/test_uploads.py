@@ -96,12 +96,12 @@ def test_what_is_in_an_upload(client: httpx.Client, tmp_path: Path) -> None:
 
 def test_an_upload_is_found_where_its_folder_was_moved(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    before = Service(tmp_path / "old")
+    before = Service(tmp_path / "old", has_pages=False)
     with before.served(), before.local() as client:
         upload = sent(client, b"data")
     before.close()
     (tmp_path / "old").rename(tmp_path / "new")
-    after = Service(tmp_path / "new")
+    after = Service(tmp_path / "new", has_pages=False)
     path = after.uploads.get(UUID(upload["id"])).path
     assert path.startswith(str(tmp_path / "new"))
     assert Path(path).read_bytes() == b"data"
@@ -183,7 +183,7 @@ def test_files_that_somebody_removed_by_hand_do_not_keep_the_upload(service: Ser
 
 
 def test_it_expires_when_the_setting_says(tmp_path: Path) -> None:
-    service = Service(tmp_path, upload_expires_days=2)
+    service = Service(tmp_path, has_pages=False, upload_expires_days=2)
     upload = incoming(service).finish(None)
     assert upload.expires_at - upload.created_at == timedelta(days=2)
     assert abs(upload.created_at - now()) < timedelta(seconds=60)
@@ -191,7 +191,7 @@ def test_it_expires_when_the_setting_says(tmp_path: Path) -> None:
 
 
 def test_what_has_expired_is_swept_but_not_under_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     old, read, young = (incoming(service).finish(None) for _ in range(3))
     job = service.submit(plan(UploadRef(kind="upload", upload_id=read.id)))
     monkeypatch.setattr(uploads, "now", lambda: now() + timedelta(days=7, minutes=-10))
@@ -209,7 +209,7 @@ def test_what_has_expired_is_swept_but_not_under_a_job(tmp_path: Path, monkeypat
 
 
 def test_a_store_that_is_away_does_not_end_the_sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     upload = incoming(service).finish(None)
     queries = threading.Semaphore(0)
 

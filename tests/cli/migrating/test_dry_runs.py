@@ -43,14 +43,14 @@ def refused(plan: MigrationPlan) -> None:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tmp_path, dry_run=answered, check=refused)
+    made = Service(tmp_path, has_pages=False, dry_run=answered, check=refused)
     with made.served():
         yield made
     made.close()
 
 
 def test_a_failed_job_is_tried_again_with_what_was_wrong_corrected(tmp_path: Path, run: Run) -> None:
-    made = Service(tmp_path)
+    made = Service(tmp_path, has_pages=False)
     with made.served():
         job = made.submit(PLAN)
         assert "only a failed job" in run("migrations", "retry", job.id).stderr

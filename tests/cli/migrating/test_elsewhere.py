@@ -23,7 +23,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tmp_path, remote_allowed_hosts="127.0.0.1")
+    made = Service(tmp_path, has_pages=False, remote_allowed_hosts="127.0.0.1")
     with made.served():
         yield made
     made.close()

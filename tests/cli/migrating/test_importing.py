@@ -29,7 +29,7 @@ def ova(tmp_path: Path) -> Path:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Service, list[str]]]:
     """A service, and the options by which it is spoken to over HTTPS."""
     (tmp_path / "service").mkdir()
-    service = Service(tmp_path / "service")
+    service = Service(tmp_path / "service", has_pages=False)
     monkeypatch.setenv("SYNVIRT_PASSWORD", PASSWORD)
     with service.served() as server:
         certificate = service.settings.keyring_dir / "tls.crt"

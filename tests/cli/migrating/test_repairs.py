@@ -25,7 +25,7 @@ def repair_of(job: Migration, check_only: bool) -> Repair:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tmp_path, repair=repair_of)
+    made = Service(tmp_path, has_pages=False, repair=repair_of)
     with made.served():
         yield made
     made.close()

@@ -155,7 +155,7 @@ def test_watching_what_has_ended(service: Service, run: Run) -> None:
 
 
 def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(tmp_path: Path) -> None:
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     job = service.submit()
     with service.served():
         command: list[str | Path] = [*SYNVIRT, "--data-dir", tmp_path, "migrations", "watch", str(job.id)]
@@ -168,7 +168,7 @@ def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(
     service.move(job.id, State.COMPLETED)
     time.sleep(0.5)
     service.close()
-    again = Service(tmp_path)
+    again = Service(tmp_path, has_pages=False)
     with again.served():
         rest, _ = watching.communicate(timeout=60)
     again.close()
@@ -184,7 +184,7 @@ def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(
 
 def test_patience_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synvirt.cli.client.RECONNECT_EVERY_S", 0.05)
-    service = Service(tmp_path)
+    service = Service(tmp_path, has_pages=False)
     job = service.submit()
     with Client.local(service.settings.socket_path) as client:
         with service.served():
