@@ -28,6 +28,12 @@ COUNTS = bytes.fromhex(
 COUNTERS, COUNTER_AT = range(2, 34), 0x1F0
 
 
+# ds = es = 0; then forever: writes its first sector to a place 64 KiB behind the one before, by int 13h, AH=43h, with the
+# packet at 0180h; halts until the next tick. So each write needs room for a cluster of an overlay.
+_FILLS = bytes.fromhex("31c08ed88ec0ff06f07d8106887d800083168a7d00be807db80043ba8000cd13fbf4ebe2")
+FILLS = _FILLS.ljust(0x180, b"\0") + bytes.fromhex("10000100007c0000").ljust(16, b"\0")
+
+
 def counters(image: Path) -> list[int]:
     """What such a guest wrote last, ascending. Of one that nothing was lost of they are one after the other."""
     with image.open("rb") as file:

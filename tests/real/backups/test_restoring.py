@@ -21,12 +21,13 @@ from synvirt.hypervisor.hardware import own_mac
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.settings import Settings
+from synvirt.sizes import MIB
 from tests.backups.test_authors import swap_after_check
 from tests.devices import loop_device
 from tests.drawn import drawn
-from tests.needs import lacking, need
+from tests.needs import lacking, need, need_root
 from tests.real.backups.restores import Room
-from tests.real.guests import WRITES, boot_sector
+from tests.real.guests import FILLS, WRITES, boot_sector
 
 XML = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='{machine}'>hvm</type></os><devices>
@@ -407,6 +408,28 @@ def test_boot_tests_see_who_boots_and_who_does_not_and_leave_nothing(room: Room)
     for run, point in ((booted, good), (failed, bad)):
         _nothing_of_the_test(room, run.id, point)
     assert {path.name for path in room.restore_host.screens.iterdir()} == {f"{good.id}.png", f"{bad.id}.png"}
+
+
+def test_a_boot_test_without_room_says_nothing_of_its_point(room: Room) -> None:
+    need_root("mount")
+    disk = boot_sector(room.folder / "images/disk.raw", FILLS, size=64 * MIB)
+    point = room.point(xml(disk), {"vda": disk})
+    scratch = room.scratch()
+    scratch.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M,mode=711", "tmpfs", scratch], check=True)
+    try:
+        run = room.ended(room.backups.boot_test(point.id))
+        assert run.error is not None
+        assert run.error.code == "E_BAK_HOST_LACKS"
+        assert f"what it writes has no room in the file system at {scratch.resolve()}" in run.error.message
+        assert "free space" in (run.error.hint or "")
+        assert room.backups.points.get(point.id).boot_test is None
+        _nothing_of_the_test(room, run.id, point)
+        subprocess.run(["mount", "-o", "remount,size=64M", scratch], check=True)
+        run = room.ended(room.backups.boot_test(point.id))
+        assert (run.status, run.error) == ("completed", None)
+    finally:
+        subprocess.run(["umount", "--lazy", scratch], check=True)
 
 
 def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:

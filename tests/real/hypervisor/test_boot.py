@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.errors import GuestBootFailed
-from synvirt.hypervisor import Volume, boot
+from synvirt.errors import GuestBootFailed, GuestHasNoRoom
+from synvirt.hypervisor import Paused, Volume, boot
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.migrations.landing import machine_of
 from synvirt.model.job import Migration
@@ -21,8 +21,8 @@ from synvirt.sample import pieces
 from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
-from tests.needs import need
-from tests.real.guests import RESETS, WRITES, boot_sector, kernel, prints
+from tests.needs import need, need_root
+from tests.real.guests import FILLS, RESETS, WRITES, boot_sector, kernel, prints
 
 # Emulated, on a busy machine. A test that needs all of it has failed.
 PATIENCE_S = 120.0
@@ -89,6 +89,27 @@ def test_an_empty_disk_is_no_boot_device_and_no_other_bus_helps(host: LibvirtHos
     assert picture_size(host.screenshot(migration.id)) == (720, 400)
     host.forget_screenshot(migration.id)
     assert host.screenshot(migration.id) is None
+
+
+def test_a_guest_whose_disk_has_no_room_is_not_one_that_does_not_boot(host: LibvirtHost, tmp_path: Path) -> None:
+    """And when there is room, it goes on by itself once it is resumed."""
+    need_root("mount")
+    small = tmp_path / "small"
+    small.mkdir(mode=0o711)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=711", "tmpfs", small], check=True)
+    try:
+        migration = started(host, boot_sector(small / "fills.raw", FILLS, size=64 * MIB))
+        with pytest.raises(GuestHasNoRoom) as caught:
+            host.wait_until_booted(migration.id, PATIENCE_S, never)
+        assert caught.value.summary.endswith(f"what it writes has no room in the file system at {small} (fills.raw)")
+        assert not caught.value.other_bus_may_help
+        assert host.resume(migration.id) == Paused(f"the file system at {small} (fills.raw)")
+        subprocess.run(["mount", "-o", "remount,size=64M", small], check=True)
+        host.resume(migration.id)
+        assert host.wait_until_booted(migration.id, PATIENCE_S, never) == "activity"
+        host.undefine(migration.id, migration.id)
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
 
 
 def test_a_reset_loop_is_seen(host: LibvirtHost, tmp_path: Path) -> None:
