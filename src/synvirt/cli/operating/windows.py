@@ -9,7 +9,7 @@ from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
 
 app = typer.Typer(
-    help="Windows in which jobs cut over: `synvirt import --mode warm --window ID`.\n\nExample: synvirt windows list",
+    help="When jobs cut over that name a window.\n\nExample: synvirt windows list",
     no_args_is_help=True,
 )
 
