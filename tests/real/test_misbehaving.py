@@ -43,8 +43,8 @@ if "synvirt.worker" in sys.orig_argv:
     import synvirt.disks
     does, opened = {does!r}, synvirt.disks.open_reader
 
-    def open_reader(spec):
-        reader = opened(spec)
+    def open_reader(spec, *more):
+        reader = opened(spec, *more)
         path = next((path for path in (getattr(getattr(spec, "over", spec), "path", ""),) if path), "")
         name = os.path.basename(path).removesuffix(".qcow2")
         if name not in does:
