@@ -50,11 +50,17 @@ class Platform:
         self.made: list[tuple[str, bool, bool]] = []
         self.fails: Exception | None = None
         self.is_on = self.has_tools = self.unconsolidated = False
+        # What the VM is set to, and what its host does: it follows with the next stun.
+        self.is_set = self.tracks = self.is_gone = False
 
     # ── as a session ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def machine(self, _vm_id: str) -> Any:
-        return SimpleNamespace(CreateSnapshot_Task=self._create, ConsolidateVMDisks_Task=lambda: Task(self._consolidate))
+        return SimpleNamespace(
+            CreateSnapshot_Task=self._create,
+            ConsolidateVMDisks_Task=lambda: Task(self._consolidate),
+            ReconfigVM_Task=lambda spec: Task(lambda: setattr(self, "is_set", spec.changeTrackingEnabled)),
+        )
 
     def snapshot(self, snapshot_id: str) -> Any:
         def removed(*, removeChildren: bool, consolidate: bool) -> Task:  # noqa: N803 - vSphere's names
@@ -75,8 +81,11 @@ class Platform:
             if of.state == "forgotten":
                 raise VmNotFound("no such task")
             return {"info.descriptionId": of.kind, "info.state": of.state}
+        if self.is_gone:
+            raise VmNotFound("no such VM")
         return {
             "name": "web",
+            "config.changeTrackingEnabled": self.is_set,
             "recentTask": self.recent,
             "snapshot.rootSnapshotList": [self._tree(root) for root in self.roots],
             "runtime.powerState": "poweredOn" if self.is_on else "poweredOff",
@@ -98,6 +107,7 @@ class Platform:
     def _create(self, *, name: str, description: str, memory: bool, quiesce: bool) -> Task:
         def does() -> Any:
             self.made.append((name, memory, quiesce))
+            self.tracks = self.is_set
             made = self.add(name)
             if quiesce and self.fails is not None:
                 raise self.fails
@@ -161,6 +171,25 @@ def test_one_of_a_name_is_taken_once_and_quiet_where_the_guest_can_be(roots: lis
     assert found <= {node.id for node in platform.all if node.name == OURS}
     assert platform.made == ([] if is_there else [(OURS, False, is_on and has_tools)])
     assert before | found == {node.id for node in platform.all}
+
+
+@given(roots=st.lists(trees, max_size=2), is_set=st.booleans(), tracks=st.booleans())
+def test_a_tracking_that_is_switched_off_has_ended_at_its_host_and_left_nothing(
+    roots: list[Node], is_set: bool, tracks: bool
+) -> None:
+    """Also where a crash came between the setting and the stun that makes the host follow it."""
+    platform: Any = Platform(roots)
+    platform.is_set, platform.tracks = is_set, tracks
+    others = {node.id for node in platform.all if node.name != STUN}
+    changes.disable(platform, VM)
+    assert (platform.is_set, platform.tracks) == (False, False)
+    assert {node.id for node in platform.all} == others
+
+
+def test_of_a_vm_that_is_gone_there_is_nothing_to_switch_off() -> None:
+    platform: Any = Platform()
+    platform.is_gone = True
+    changes.disable(platform, VM)
 
 
 @pytest.mark.parametrize("state", ["queued", "running"])
