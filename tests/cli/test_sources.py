@@ -181,7 +181,7 @@ def test_import_from_a_source_finds_the_vm_by_its_name_or_id(service: Service, r
         "verify": "full",
         "confidence": 0.95,
     }
-    warm |= {"untracked": "cold", "schedule": None}
+    warm |= {"untracked": "cold", "schedule": None, "window_id": None}
     assert (plan["warm"], plan["limits"]) == (warm, {"bandwidth_bps": 50 * MIB})
     ruled = ("--cutover", "manual", "--sync-rule", "FREQ=DAILY", "--sync-start", "2030-11-28T22:00:00")
     timed = (*ruled, "--sync-zone", "Europe/Berlin", "--start-at", "2030-11-28T12:00:00Z", "--json")

@@ -222,7 +222,7 @@ def test_a_clock_that_is_set_back_puts_the_next_sync_off_by_an_interval_at_most(
     monkeypatch.setattr(holding, "now", lambda: clock.moment)
     monkeypatch.setattr(holding, "clone_asked", nothing)
     monkeypatch.setattr(holding, "is_distrusted", nothing)
-    monkeypatch.setattr(holding, "_is_asked", nothing)
+    monkeypatch.setattr(holding, "is_asked", nothing)
     plan = live_plan(warm={"cutover": "manual"}, schedule={"start_at": at("2020-01-01T22:00:00"), "interval_s": 3600})
     job: Any = SimpleNamespace(
         migration=SimpleNamespace(plan=plan, passes=[SimpleNamespace(snapshot_at=copied, finished_at=None)]),
