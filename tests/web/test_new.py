@@ -16,6 +16,7 @@ from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.model.machine import Concern, VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source, SourceRequest
+from synvirt.model.windows import Window
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import Service, failed
@@ -186,6 +187,17 @@ def test_a_warm_one_that_cannot_be_is_said_to_run_cold(page: Page, source: Sourc
     expect(page.locator("main")).to_contain_text("at most 5 min, then it is rolled back")
     expect(page.locator(".banner.note")).to_contain_text("It would run cold")
     expect(page.locator(".stations b")).to_have_text(["Queued", "Copying", "Starting", "Completed"])
+
+
+def test_a_window_is_chosen_on_the_form(page: Page, service: Service, source: Source) -> None:
+    times = {"start": "2020-01-01T22:00:00", "end": "2020-01-02T04:00:00", "rrule": "FREQ=DAILY"}
+    service.store.windows.add(Window.model_validate({"id": "nights", "name": "Our nights", **times}))
+    page.goto(f"/new/machine?kind=live_vm&source_id={source.id}&vm_id=vm-erp")
+    page.check("[value=Warm]")
+    page.select_option("#f-window", "nights")
+    page.click("text=Review the plan")
+    page.click("text=The request that is sent")
+    expect(page.locator("pre")).to_contain_text('"window_id": "nights"')
 
 
 def test_a_file_of_the_host_is_found_its_mistakes_reported_and_its_plan_changed(page: Page, service: Service) -> None:
