@@ -103,17 +103,24 @@ def test_the_hashes_of_a_disk_that_is_said_to_be_finished_are_believed(tmp_path:
     assert found == [True]
 
 
-def test_a_fold_says_that_it_goes_on(tmp_path: Path) -> None:
-    """It may take hours: a worker that says nothing for so long is taken for stalled."""
-    content = Random(2).randbytes(SIZE)
-    for name, size in (("volume", SIZE), ("side", SIZE), ("marks", marks_bytes(SIZE))):
-        (tmp_path / name).write_bytes(bytes(size))
-    volume, side, marks = (str(tmp_path / name) for name in ("volume", "side", "marks"))
-    beside = AsideWriterSpec(path=volume, aside=side, marks=marks, size_bytes=SIZE, folds=False)
+def written_beside(folder: Path, content: bytes) -> AsideWriterSpec:
+    """A volume of zeros in that folder, with the content beside it."""
+    size, paths = len(content), [str(folder / name) for name in ("volume", "side", "marks")]
+    for path, length in zip(paths, (size, size, marks_bytes(size)), strict=True):
+        Path(path).write_bytes(bytes(length))
+    volume, side, marks = paths
+    beside = AsideWriterSpec(path=volume, aside=side, marks=marks, size_bytes=size, folds=False)
     with closing(open_writer(beside)) as writer:
         writer.write(0, memoryview(content))
         writer.flush()
-    reader = ChangedSpec(over=RawSpec(path=volume), areas=())
+    return beside
+
+
+def test_a_fold_says_that_it_goes_on(tmp_path: Path) -> None:
+    """It may take hours: a worker that says nothing for so long is taken for stalled."""
+    content = Random(2).randbytes(SIZE)
+    beside = written_beside(tmp_path, content)
+    reader = ChangedSpec(over=RawSpec(path=beside.path), areas=())
     disk = DiskOrder(key="disk-0", reader=reader, writer=replace(beside, folds=True), fresh=False)
     said = carried_out(CopyOrder(disks=(disk,)))
     assert said[0] == Result(name=PREPARING, content={})

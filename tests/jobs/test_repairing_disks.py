@@ -2,24 +2,21 @@
 
 import asyncio
 import hashlib
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from synvirt.disks import open_writer
 from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.disks.checking.receipt_rows import LedgerSpec
-from synvirt.disks.raw.aside import marks_bytes
-from synvirt.disks.specs import AsideWriterSpec, FileWriterSpec, RawSpec, ReaderSpec, WriterSpec
+from synvirt.disks.specs import FileWriterSpec, RawSpec, ReaderSpec, WriterSpec
 from synvirt.jobs import copying_disks
 from synvirt.jobs.orders import DIFFERING, PREPARING, DiskRepairOrder, Noted, RepairOrder
 from synvirt.jobs.wire import Flushed, Message, Result
 from synvirt.sizes import MIB
 from tests.fakes.workers import in_process
-from tests.jobs.test_copying_disks import Behind, behind
+from tests.jobs.test_copying_disks import Behind, behind, written_beside
 
 SIZE = BLOCK_BYTES + MIB
 
@@ -62,13 +59,7 @@ def test_what_lies_beside_the_volume_is_folded_before_that_is_compared(tmp_path:
     """A reader that was opened before looks for it in the side file, where zeros are by then: right blocks would differ, and
     stay so after each repair."""
     content = Random(1).randbytes(SIZE)
-    for name, size in (("volume", SIZE), ("side", SIZE), ("marks", marks_bytes(SIZE))):
-        (tmp_path / name).write_bytes(bytes(size))
-    volume, side, marks = (str(tmp_path / name) for name in ("volume", "side", "marks"))
-    beside = AsideWriterSpec(path=volume, aside=side, marks=marks, size_bytes=SIZE, folds=False)
-    with closing(open_writer(beside)) as writer:
-        writer.write(0, memoryview(content))
-        writer.flush()
+    beside = written_beside(tmp_path, content)
     (tmp_path / "source").write_bytes(content)
     said = repaired(tmp_path, content, replace(beside, folds=True), RawSpec(path=str(tmp_path / "source")))
     assert said[0] == Result(name=PREPARING, content={})

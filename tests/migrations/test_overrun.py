@@ -26,9 +26,9 @@ from synvirt.model.values import now
 from tests.fakes.guests import FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
-from tests.house import VM, Crash, House, crash_at, live_plan
+from tests.house import VM, House, live_plan
 from tests.migrations.planning.test_outage import done_job
-from tests.migrations.warm.warm_house import DISK, content, in_state, once
+from tests.migrations.warm.warm_house import DISK, content, in_state, once, too_late_after_a_crash_in_the_last_copy
 from tests.running.processes import until
 
 BUDGET_S = 7200.0  # more than anything takes that nobody measured
@@ -99,20 +99,7 @@ def test_it_is_rolled_back_and_the_copy_kept(tmp_path: Path, state: State) -> No
 def test_also_where_the_service_was_killed_in_the_last_copy_and_comes_back_too_late(house: House) -> None:
     job = submitted(house, on_overrun="roll_back")
 
-    def die() -> None:
-        late(house, job.id)
-        house.store.on_commit = crash_at(1)
-
-    once(house, job, lambda now_: bool(now_.passes) and now_.passes[-1].kind == "final", die)
-    with pytest.raises(Crash):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
-    house.stops.clear()
-    ended = house.run(job.id)
-    assert ended.last_error is not None
-    assert (ended.last_error.code, ended.last_error.state) == (OutageTooLong.code, State.CUTTING_OVER)
-    assert house.platform.vm(VM)["power"] == "on"
-    assert ended.disks[0].volume is not None
+    too_late_after_a_crash_in_the_last_copy(house, job, lambda: late(house, job.id))
 
 
 def test_else_it_goes_on(tmp_path: Path) -> None:

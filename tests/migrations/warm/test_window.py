@@ -18,9 +18,16 @@ from synvirt.model.values import now
 from synvirt.model.windows import Window
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
-from tests.house import VM, Crash, House, crash_at, live_plan, states
+from tests.house import VM, House, live_plan, states
 from tests.migrations.planning.test_outage import done_job
-from tests.migrations.warm.warm_house import DISK, content, failed_as_it_was, in_state, once
+from tests.migrations.warm.warm_house import (
+    DISK,
+    content,
+    failed_as_it_was,
+    in_state,
+    once,
+    too_late_after_a_crash_in_the_last_copy,
+)
 
 # A night, by the clock that a test sets.
 NIGHT = Window(
@@ -154,20 +161,10 @@ def test_a_window_that_closes_during_the_cut_over_rolls_it_back(
 def test_a_service_that_comes_back_after_the_window_does_not_cut_over_then(house: House) -> None:
     job = submitted(house, open_for(10))
 
-    def die() -> None:
+    def close() -> None:
         house.store.windows.change("night", lambda before: before.model_copy(update={"end": local(now())}))
-        house.store.on_commit = crash_at(1)
 
-    once(house, job, lambda found: bool(found.passes) and found.passes[-1].kind == "final", die)
-    with pytest.raises(Crash):
-        house.run(job.id)
-    house.store.on_commit = lambda: None
-    house.stops.clear()
-    ended = house.run(job.id)
-    assert ended.last_error is not None
-    assert (ended.last_error.code, ended.last_error.state) == (OutageTooLong.code, State.CUTTING_OVER)
-    assert house.platform.vm(VM)["power"] == "on"
-    assert ended.disks[0].volume is not None
+    too_late_after_a_crash_in_the_last_copy(house, job, close)
     with pytest.raises(InvalidPlan, match="no window called 'nigth'"):
         house.intake.retry(job.id, {"warm": {"window_id": "nigth"}})
     house.store.windows.add(open_for(10).model_copy(update={"id": "next"}))

@@ -3,11 +3,14 @@
 import random
 from collections.abc import Callable
 
+import pytest
+
+from synvirt.errors import OutageTooLong
 from synvirt.migrations.planning.retrying import has_kept_copy
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import MIB
-from tests.house import VM, House, states
+from tests.house import VM, Crash, House, crash_at, states
 
 DISK = "disk-0"
 
@@ -48,3 +51,22 @@ def failed_as_it_was(house: House, job: Migration, code: str) -> None:
     assert set(house.leftovers(VM)) == (house.copies() if keeps else set())
     assert has_kept_copy(job) == keeps
     assert house.platform.vm(VM)["power"] == "on"
+
+
+def too_late_after_a_crash_in_the_last_copy(house: House, job: Migration, make_late: Callable[[], None]) -> None:
+    """The service dies in the last copy, and comes back when the outage is over that the job may have: it is rolled back."""
+
+    def die() -> None:
+        make_late()
+        house.store.on_commit = crash_at(1)
+
+    once(house, job, lambda found: bool(found.passes) and found.passes[-1].kind == "final", die)
+    with pytest.raises(Crash):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    house.stops.clear()
+    ended = house.run(job.id)
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.state) == (OutageTooLong.code, State.CUTTING_OVER)
+    assert house.platform.vm(VM)["power"] == "on"
+    assert ended.disks[0].volume is not None
