@@ -43,7 +43,8 @@ FORMS: Mapping[str, str] = {
         r"a Windows folder, D:\exports or \\server\share\folder"
     ),
 }
-_TIME = "must be a time: 2026-11-28T22:00:00+01:00, for example"
+# A local time is refused with an offset, and any other without: which of them a field takes is not known here.
+_TIME = "must be a time: 2026-11-28T22:00:00+01:00, for example, or without the offset where it is a local time"
 _WORDS: Mapping[str, str] = {
     "missing": "is required",
     "extra_forbidden": "is not a known field",

@@ -82,7 +82,7 @@ class _Received(BaseModel):
         ("text", "x", "must have at least 2 characters"),
         ("text", "xxxx", "must have at most 3 characters"),
         ("several", (), "must have at least 1 item"),
-        ("when", "soon", "must be a time: 2026-11-28T22:00:00+01:00, for example"),
+        ("when", "soon", "must be a time: 2026-11-28T22:00:00+01:00, for example, or without the offset"),
         ("id", "x", "must be a valid UUID"),
     ],
 )
