@@ -89,5 +89,4 @@ async def _left_s(job: Job) -> float:
     if budget_s is not None:
         since = (await job.memory()).down_since
         left_s = budget_s if since is None else budget_s - off_for_s(job, since)
-    # It may be changed meanwhile.
     return left_s if closes is None else min(left_s, (closes - now()).total_seconds())
