@@ -38,6 +38,8 @@ GONE_TIMEOUT_S = 10
 GUARD = Path(__file__).with_name("guard.py")
 # Debian keeps administrators' tools (zfs, blkdiscard, libvirtd) here; a service's PATH often lacks them.
 ADMIN_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+# What a program says of ENOSPC (strerror(3)), as it has no other way to say it.
+NO_SPACE = "No space left"
 # Set in a process whose cage starts no programs: it records that one was needed, so that the order can be given again.
 forbidden = False
 refused: list[str] = []

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from synvirt.disks.raw.zvols import zvol_name
+from synvirt.disks.raw.zvols import LINKS, zvol_name
 from synvirt.errors import DiskWriteFailed
 
-DEVICES = Path("/dev/zvol")
+DEVICES = Path(LINKS)
 # udev makes the link within milliseconds; on a host that imports a large pool at this moment it takes seconds.
 LINK_TIMEOUT_S = 60.0
 ASK_UDEV_EVERY_S = 2.0

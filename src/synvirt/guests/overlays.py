@@ -17,12 +17,10 @@ from synvirt.cage.launch import image_tool
 from synvirt.durable import sync_folder
 from synvirt.errors import V2vFailed
 from synvirt.guests import AdoptFailed
-from synvirt.programs import ProgramFailed, end_users, run
+from synvirt.programs import NO_SPACE, ProgramFailed, end_users, run
 
 # Seconds for a commit: drivers, an agent and a changed registry are some 100 MB, which takes long only on a failing disk.
 COMMAND_TIMEOUT_S = 600
-# What a program says of ENOSPC (strerror(3)), as it has no other way to say it.
-NO_SPACE = "No space left"
 # The most that a conversion may write: it needs 100 MB in the guest's own file system.
 ROOM_BYTES = 1 << 30
 

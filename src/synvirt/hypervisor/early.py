@@ -21,7 +21,7 @@ from synvirt.errors import Cancelled, DiskWriteFailed, Internal
 from synvirt.hypervisor import Early, Volume, held_up
 from synvirt.kvm.connection import load
 from synvirt.kvm.identity import JOB_NAMESPACE
-from synvirt.programs import ProgramFailed, run
+from synvirt.programs import NO_SPACE, ProgramFailed, run
 
 POLL_S = 0.1
 # A block job that ends by itself has failed, for example on a full disk. It is started again, at most this often.
@@ -72,8 +72,6 @@ def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], N
         time.sleep(POLL_S)
 
 
-# What a program says of ENOSPC (strerror(3)), as it has no other way to say it.
-NO_SPACE = "No space left"
 _KEPT = "The guest is kept; it is tried again"
 
 

@@ -21,7 +21,7 @@ GuestWrites = Literal["keep", "lose"]
 LOOK_EVERY_S = 1.0
 # Pauses after failures while the guest runs; the last one repeats.
 AGAIN_S = (2, 5, 10, 30, 60)
-# What is shown of a guest that is paused with "no space" (`room_news`).
+# What is shown of a guest that has no room for what it writes begins so (`room_news`).
 NO_SPACE = "the guest is paused: what it writes has no room in "
 NO_SPACE_HINT = "free space there: the guest goes on by itself"
 OTHER_DESTINATION = "choose a destination of kind zfs or directory, or leave instant out"
