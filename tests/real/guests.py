@@ -85,7 +85,7 @@ PATTERNS = [f"*/{name}.ko*" for name in (*MODULES, *WANTED)]
 def debian_without_virtio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Sample:
     """Its initramfs gives up after some seconds with Debian's own words and prompt; its init shows a login prompt, no agent."""
     found = kernel(pieces.cache_dir())
-    monkeypatch.setattr(pieces, "MODULES", MODULES)
+    monkeypatch.setattr(pieces, "MODULES", (MODULES,))
     monkeypatch.setattr(pieces, "_kernel", lambda _: found)
     gives_up = 'echo "ALERT! LABEL=root does not exist.  Dropping to a shell!"; echo; echo "(initramfs) "; exec sh'
     patient = disk.INITRAMFS_INIT

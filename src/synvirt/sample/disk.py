@@ -33,9 +33,10 @@ PROGRAM_TIMEOUT_S = 300
 # Real files of the machine, of the sorts that a guest has: programs, libraries, text. The first that are readable are taken.
 PAYLOAD_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/bin", "/usr/share/doc")
 
-# The console's last line names what the test and the demo look for; tty0 for a person at the screen. A fifth of an
-# emulated kernel's start is tests of its own ciphers: cryptomgr.notests leaves them out. On a busy host an emulated timer
-# comes too late for the kernel's check of it, which ends in a panic: no_timer_check.
+# The console's last line names what the test and the demo look for; tty0 for a person at the screen. The rest is for emulation:
+# cryptomgr.notests: a fifth of the kernel's start is tests of its own ciphers. no_timer_check: on a busy host the timer
+# comes too late for the kernel's check of it, which ends in a panic. norandmaps: an emulator translates a program's code once
+# for each place where it lies.
 SYSLINUX_CONFIG = """\
 SERIAL 0 115200
 DEFAULT linux
@@ -44,14 +45,18 @@ TIMEOUT 1
 LABEL linux
   KERNEL vmlinuz
   INITRD initrd.gz
-  APPEND console=tty0 console=ttyS0,115200 quiet panic=-1 cryptomgr.notests no_timer_check
+  APPEND console=tty0 console=ttyS0,115200 quiet panic=-1 cryptomgr.notests no_timer_check norandmaps
 """
 
+# The groups of modules are loaded until the root disk is there.
 INITRAMFS_INIT = f"""\
 #!/bin/busybox sh
-/bin/busybox --install -s /bin
+export PATH=/bin
 mount -t devtmpfs dev /dev; mount -t proc proc /proc; mount -t sysfs sys /sys
-while read module; do insmod /modules/$module 2>/dev/null; done < /modules/order
+for group in /modules/order.*; do
+    while read module; do insmod /modules/$module 2>/dev/null; done < $group
+    [ -z "$(findfs LABEL={ROOT_LABEL} 2>/dev/null)" ] || break
+done
 tries=0
 until root=$(findfs LABEL={ROOT_LABEL}) && [ -n "$root" ]; do
     tries=$((tries + 1)); [ $tries -lt 300 ] || {{ echo "SYNVIRT-SAMPLE has no root disk"; poweroff -f; }}
@@ -65,7 +70,6 @@ exec switch_root /root /sbin/init $root
 ROOT_INIT = """\
 #!/bin/busybox sh
 export PATH=/bin:/sbin:/usr/sbin
-/bin/busybox --install -s /bin
 mount -t tmpfs run /run; mount -t tmpfs tmp /tmp
 hostname synvirt-sample; ip link set lo up
 mkdir -p /dev/virtio-ports
@@ -138,10 +142,18 @@ def _initramfs(pieces: Pieces) -> bytes:
     folder, program = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o755
     entries: list[tuple[str, int, bytes]] = [(name, folder, b"") for name in ("bin", "dev", "proc", "sys", "root", "modules")]
     entries += [("init", program, INITRAMFS_INIT.encode()), ("bin/busybox", program, pieces.busybox.read_bytes())]
-    entries += [(f"modules/{name}.ko", program, content) for name, content in pieces.modules]
-    order = "".join(f"{name}.ko\n" for name, _ in pieces.modules)
-    entries += [("modules/order", program, order.encode()), ("TRAILER!!!", 0, b"")]
+    entries += [(f"bin/{applet}", stat.S_IFLNK | 0o777, b"busybox") for applet in _linked(pieces)]
+    for number, group in enumerate(pieces.modules):
+        entries += [(f"modules/{name}.ko", program, content) for name, content in group]
+        order = "".join(f"{name}.ko\n" for name, _ in group)
+        entries += [(f"modules/order.{number}", program, order.encode())]
+    entries += [("TRAILER!!!", 0, b"")]
     return b"".join(_cpio_entry(inode, *entry) for inode, entry in enumerate(entries, 1))
+
+
+def _linked(pieces: Pieces) -> list[str]:
+    """The applets that are links to busybox. `busybox --install` makes them in a guest, which takes an emulated one long."""
+    return [applet for applet in pieces.applets if applet != "busybox"]
 
 
 def _cpio_entry(inode: int, name: str, mode: int, content: bytes) -> bytes:
@@ -163,6 +175,8 @@ def _make_root(image: Path, pieces: Pieces, *, sample_id: str, payload_bytes: in
     for folder in ("bin", "sbin", "usr/sbin", "etc", "dev", "proc", "sys", "run", "tmp", "payload"):
         (tree / folder).mkdir(parents=True)
     _put(tree / "bin/busybox", pieces.busybox)
+    for applet in _linked(pieces):
+        (tree / "bin" / applet).symlink_to("busybox")
     _put(tree / "usr/sbin/qemu-ga", pieces.agent)
     for library in pieces.libraries:
         _put(tree / str(library).lstrip("/"), library)

@@ -18,36 +18,43 @@ from synvirt.programs import ProgramFailed, find, run
 # Fetching 60 MB of kernel on a slow line.
 DOWNLOAD_TIMEOUT_S = 600
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
-# What a disk may hang on, here and on the platforms the sample may visit, and what the agent talks through. A module that the
-# kernel has built in, or has not at all (the cloud kernel knows little hardware), is left out.
-MODULES = (
-    "virtio_pci",
-    "virtio_blk",
-    "virtio_scsi",
-    "virtio_console",
-    "virtio_rng",
-    "virtio_net",
-    "ahci",
-    "ata_piix",
-    "nvme",
-    "mptspi",
-    "vmw_pvscsi",
-    "sd_mod",
-    "ext4",
-    "crc32c_generic",
-    "crc32c_intel",
-    "e1000",
+# What a disk may hang on, here and on the platforms the sample may visit, and what the agent talks through. The second group is
+# for a guest that does not find its root disk with the first one. A module that the kernel has built in, or has not at all (the
+# cloud kernel knows little hardware), is left out.
+MODULES: tuple[tuple[str, ...], ...] = (
+    (
+        "virtio_pci",
+        "virtio_blk",
+        "virtio_scsi",
+        "virtio_console",
+        "virtio_rng",
+        "virtio_net",
+        "sd_mod",
+        "ext4",
+        "crc32c_generic",
+        "crc32c_intel",
+    ),
+    (
+        "ahci",
+        "ata_piix",
+        "nvme",
+        "mptspi",
+        "vmw_pvscsi",
+        "e1000",
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """`modules`: name and content, in the order in which they must be loaded. `libraries`: where the agent finds them."""
+    """`modules`: the groups of MODULES, name and content, in the order in which they must be loaded. `applets`: the names of
+    busybox. `libraries`: where the agent finds them."""
 
     kernel: Path
     kernel_version: str
-    modules: tuple[tuple[str, bytes], ...]
+    modules: tuple[tuple[tuple[str, bytes], ...], ...]
     busybox: Path
+    applets: tuple[str, ...]
     agent: Path
     libraries: tuple[Path, ...]
 
@@ -56,12 +63,14 @@ def gather(cache: Path) -> Pieces:
     """Internal, with what to install, when neither the machine nor its package archive has a piece."""
     cache.mkdir(parents=True, exist_ok=True)
     kernel, modules_dir = _kernel(cache)
+    busybox = _busybox(cache)
     agent = _program("qemu-ga", "qemu-guest-agent", cache)
     return Pieces(
         kernel=kernel,
         kernel_version=modules_dir.name,
         modules=tuple(_modules(modules_dir)),
-        busybox=_busybox(cache),
+        busybox=busybox,
+        applets=tuple(run([str(busybox), "--list"], timeout_s=60).stdout.split()),
         agent=agent,
         libraries=tuple(_libraries(agent)),
     )
@@ -105,22 +114,27 @@ def _newest_kernel_package() -> str:
     return match[1]
 
 
-def _modules(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """The wanted modules, each after those it depends on. modules.dep names a module's file, then those of its dependencies,
-    the last to be loaded first."""
+def _modules(folder: Path) -> Iterator[tuple[tuple[str, bytes], ...]]:
+    """The wanted modules by group, each after those it depends on. modules.dep names a module's file, then those of its
+    dependencies, the last to be loaded first."""
     files = {path.name.partition(".ko")[0].replace("-", "_"): path for path in folder.rglob("*.ko*")}
-    # virtio devices appear while these load: the bus must be there first, which modules.dep of Debian 12 does not say.
-    wanted = ["virtio_ring", "virtio", *MODULES]
-    dependencies = _dependencies(folder, files)
+    wanted = _wanted()
+    dependencies = _dependencies(wanted, files)
     loaded: set[str] = set()
-    for name in wanted:
-        for one in (*dependencies.get(name, ()), name):
-            if one in files and one not in loaded:
-                loaded.add(one)
-                yield one, _unpacked(files[one])
+    for group in wanted:
+        names = dict.fromkeys(one for name in group for one in (*dependencies.get(name, ()), name))
+        new = [name for name in names if name in files and name not in loaded]
+        loaded.update(new)
+        yield tuple((name, _unpacked(files[name])) for name in new)
 
 
-def _dependencies(folder: Path, files: dict[str, Path]) -> dict[str, tuple[str, ...]]:
+def _wanted() -> tuple[tuple[str, ...], ...]:
+    """virtio devices appear while their modules load: the bus must be there first. modules.dep of Debian 12 does not say so."""
+    first, *others = MODULES
+    return ("virtio_ring", "virtio", *first), *others
+
+
+def _dependencies(wanted: tuple[tuple[str, ...], ...], files: dict[str, Path]) -> dict[str, tuple[str, ...]]:
     """From the modules themselves, since a package that was only unpacked has no modules.dep: depmod makes it at install.
     A module says `depends=a,b` in its .modinfo section."""
     known: dict[str, tuple[str, ...]] = {}
@@ -136,8 +150,9 @@ def _dependencies(folder: Path, files: dict[str, Path]) -> dict[str, tuple[str, 
         known[name] = tuple(dict.fromkeys(ordered))
         return known[name]
 
-    for name in ("virtio_ring", "virtio", *MODULES):
-        resolve(name)
+    for group in wanted:
+        for name in group:
+            resolve(name)
     return known
 
 
