@@ -7,10 +7,13 @@
 
 A class is one E_ code of the specification (part 7), its HTTP status and its meaning: the docstring's first line is the title
 that a caller sees and the default detail. An instance adds what happened (`detail`, with the names and numbers a person needs)
-and what to do about it (`hint`). Foreign exceptions become one of these where they occur, chained with `from`.
+and what to do about it (`hint`); both show long values shortened. Foreign exceptions become one of these where they occur,
+chained with `from`.
 """
 
 from typing import TYPE_CHECKING, ClassVar
+
+from synvirt.shortening import shortened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +26,8 @@ class SynvirtError(Exception):
     status: ClassVar[int] = 500
 
     def __init__(self, detail: str = "", *, hint: str | None = None) -> None:
-        self.detail = detail or self.title()
-        self.hint = hint
+        self.detail = shortened(detail or self.title())
+        self.hint = hint and shortened(hint)
         super().__init__(self.detail)
 
     @classmethod

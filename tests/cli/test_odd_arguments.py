@@ -112,3 +112,32 @@ def test_a_terminal_of_another_encoding_shows_what_it_can(tmp_path: Path) -> Non
 
     assert "wéb ?.qcow2" in run("disk", "info").decode("latin-1")
     assert json.loads(run("disk", "info", "--json"))["path"] == name
+
+
+WHOLE = "y" * 10_000
+
+
+def test_a_value_that_nobody_reads_is_not_repeated_whole(
+    service: Service, run: Run, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for line in (
+        f"migrations show {WHOLE}",
+        f"import {WHOLE}",
+        f"import web.ova --kind {WHOLE}",
+        f"import web.ova --memory {WHOLE}",
+        f"migrations list --{WHOLE}",
+        f"migrations list --server {WHOLE}",
+        f"migrations list --data-dir {WHOLE}",
+        f"migrations take-over {WHOLE}",
+        f"password {WHOLE}",
+        f"disk info {WHOLE}",
+        f"disk info image.raw --{WHOLE}",
+        f"disk info image.raw {WHOLE}",
+        f"support-bundle --log {WHOLE}",
+        WHOLE,
+    ):
+        done = run(*line.split())
+        out, err = capfd.readouterr()
+        shown = done.output + out + err
+        assert "yyy" in shown, line.replace(WHOLE, "WHOLE")
+        assert len(shown) < 2500, line.replace(WHOLE, "WHOLE")

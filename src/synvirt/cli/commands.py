@@ -19,6 +19,7 @@ from synvirt.cli.waves import commands as waves
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
 from synvirt.nearest import none_of
+from synvirt.shortening import shortened
 
 # The order of `synvirt --help`: what a new user needs first, then the daily commands, then those for setting up.
 _ORDER = (
@@ -102,8 +103,10 @@ def _worded(error: Any, *, as_json: bool) -> Any:
         error.message = worded(cause.errors(include_url=False)[0])
     if (wrong := _NO_CHOICE.fullmatch(error.message)) is not None:
         error.message = none_of(wrong[1], re.findall("'([^']*)'", wrong[2]))
+    message = shortened(error.format_message())
+    error.format_message = lambda: message
     if as_json:
-        print_error_as_json(BadRequest(error.format_message()))
+        print_error_as_json(BadRequest(message))
     return error
 
 

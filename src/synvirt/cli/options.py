@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from synvirt.cli.secret import secret
+from synvirt.shortening import shortened
 
 if TYPE_CHECKING:  # imported at their use, so that `synvirt --help` is quick
     from synvirt.cli.client import Client
@@ -107,7 +108,7 @@ def confirm(options: Options, question: str, *, sure: bool) -> None:
     if options.json:
         raise BadRequest("with --json the command does not ask for confirmation", hint="confirm with --yes")
     try:
-        agreed = typer.confirm(question, err=True)
+        agreed = typer.confirm(shortened(question), err=True)
     except typer.Abort:
         if sys.stdin.isatty():
             raise

@@ -8,6 +8,8 @@ import sys
 
 import typer
 
+from synvirt.shortening import shortened
+
 
 def secret(what: str, *, variable: str | None = None, confirm: bool = False) -> str:
     """The secret. `variable`: of the environment, which comes first. `confirm`: it is new, and is typed twice.
@@ -21,7 +23,7 @@ def secret(what: str, *, variable: str | None = None, confirm: bool = False) -> 
         if not sys.stdin.isatty():
             found = sys.stdin.readline().rstrip("\n")
         if not found and _on_a_terminal():
-            found = str(typer.prompt(what, hide_input=True, confirmation_prompt=confirm, err=True))
+            found = str(typer.prompt(shortened(what), hide_input=True, confirmation_prompt=confirm, err=True))
     if not found:
         set_it = f"set {variable}, or " if variable else ""
         raise BadRequest(

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from synvirt.shortening import shortened
+
 _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
 
 
@@ -20,7 +22,7 @@ class WrongUsage(Exception):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise WrongUsage(self.format_usage(), f"{self.prog}: {message}")
+        raise WrongUsage(self.format_usage(), f"{self.prog}: {shortened(message)}")
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:

@@ -18,6 +18,7 @@ import typer
 
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
+from synvirt.shortening import shortened
 
 if TYPE_CHECKING:
     from synvirt.settings import Settings
@@ -58,7 +59,7 @@ def support_bundle(
     if options.json:
         print(json.dumps({"path": str(target), "files": packed}))
     else:
-        print(f"{shown(str(target))}: {', '.join(packed)}")
+        print(shortened(f"{shown(str(target))}: {', '.join(packed)}"))
         print("Passwords, keys and tokens are taken out. Names of VMs, hosts and files are in it: look before you send it.")
 
 
