@@ -17,6 +17,13 @@ trap 'rm -rf "$tree" "$tools"' EXIT
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(stat -c %Y "$here/CHANGELOG.md")}
 export SOURCE_DATE_EPOCH
 
+# For the next build: kept FOLDER WHERE. Whole or not at all; another build may have made it meanwhile.
+kept() {
+    beside=$(mktemp -d "$2.XXXXXX")
+    cp -a "$1/." "$beside" && chmod 755 "$beside"
+    mv -T "$beside" "$2" 2>/dev/null || { rm -rf "$beside"; test -d "$2"; }
+}
+
 home=usr/lib/synvirt
 packages=$home/lib/python3.11/site-packages
 mkdir -p "$tree/DEBIAN" "$tree/$packages" "$tree/$home/bin" "$tree/usr/bin" "$tree/lib/systemd/system" "$tree/etc/synvirt" \
@@ -28,14 +35,24 @@ ln -s /usr/bin/python3.11 "$tree/$home/bin/python3"
 ln -s python3 "$tree/$home/bin/python"
 printf 'home = /usr/bin\ninclude-system-site-packages = true\nversion = 3.11\n' > "$tree/$home/pyvenv.cfg"
 quiet="-q --disable-pip-version-check --no-input"
-"$pip" install $quiet --no-compile --no-deps --target "$tree/$packages" --require-hashes -r "$here/requirements.txt"
+# The service cannot write there, so what is compiled comes along: compiled A_TREE A_FOLDER_IN_IT
+compiled() {
+    /usr/bin/python3.11 -m compileall -q -j 0 -x /tests/ --invalidation-mode unchecked-hash -s "$1" "$1/$2" >/dev/null || true
+}
+# What is locked stays for the next build, compiled: to install it takes a third of a build's time.
+locked="$here/.venv/deb-$(sha256sum "$here/requirements.txt" | cut -c1-16)"
+if ! test -d "$locked"; then
+    "$pip" install $quiet --no-compile --no-deps --target "$tools/locked/$packages" --require-hashes -r "$here/requirements.txt"
+    compiled "$tools/locked" "$packages"
+    kept "$tools/locked" "$locked"
+fi
+cp -a "$locked/$packages/." "$tree/$packages"
 "$pip" install $quiet --no-compile --no-deps --upgrade --target "$tree/$packages" "$here"
+compiled "$tree" "$packages/synvirt"
 rm -rf "$tree/$packages/bin" "$tree/$packages"/synvirt-*.dist-info/direct_url.json
 "$tree/$home/bin/python3" -P "$here/packaging/launcher.py" | sed "s#$tree/#/#g" > "$tree/$home/bin/synvirt"
 chmod 755 "$tree/$home/bin/synvirt"
 ln -s ../lib/synvirt/bin/synvirt "$tree/usr/bin/synvirt"
-# The service cannot write there, so what is compiled comes along.
-/usr/bin/python3.11 -m compileall -q -j 0 -x /tests/ --invalidation-mode unchecked-hash -s "$tree" "$tree/$packages" >/dev/null || true
 
 for unit in synvirt.service synvirt-helper.socket synvirt-helper@.service; do
     sed -e 's#/opt/synvirt/.venv/bin/synvirt#/usr/bin/synvirt#' -e "s#/opt/synvirt/.venv/bin/python#/$home/bin/python3#" \
@@ -53,10 +70,16 @@ sbom="$here/.venv/sbom-$(sha256sum "$here/packaging/requirements-sbom.txt" | cut
 if ! test -d "$sbom"; then
     "$here/.venv/bin/python" -m venv --without-pip "$tools/env"
     "$pip" --python "$tools/env/bin/python" install $quiet --require-hashes -r "$here/packaging/requirements-sbom.txt"
-    mv -T "$tools/env" "$sbom" 2>/dev/null || test -d "$sbom"  # another build has made it meanwhile
+    kept "$tools/env" "$sbom"
 fi
-"$sbom/bin/python" -m cyclonedx_py requirements "$here/requirements.txt" --pyproject "$here/pyproject.toml" --mc-type application \
-    --output-reproducible --output-format JSON --output-file "$tree/usr/share/doc/synvirt/sbom.cdx.json" 2>"$tools/told" || { cat "$tools/told" >&2; exit 1; }
+# The tool takes four seconds to check what it wrote, so the list stays, too, until one of the files that it is read from changes.
+bill="$sbom/$(cat "$here/requirements.txt" "$here/pyproject.toml" | sha256sum | cut -c1-16).json"
+if ! test -f "$bill"; then
+    "$sbom/bin/python" -m cyclonedx_py requirements "$here/requirements.txt" --pyproject "$here/pyproject.toml" --mc-type application \
+        --output-reproducible --output-format JSON --output-file "$tools/bill" 2>"$tools/told" || { cat "$tools/told" >&2; exit 1; }
+    cp "$tools/bill" "$bill.$$" && mv "$bill.$$" "$bill"
+fi
+install -m 644 "$bill" "$tree/usr/share/doc/synvirt/sbom.cdx.json"
 gzip -9nc "$here/CHANGELOG.md" > "$tree/usr/share/doc/synvirt/changelog.gz"
 {
     printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: the authors of SynVirt\n'
@@ -88,5 +111,6 @@ Description: moves virtual machines to a KVM host, from other platforms and file
 CONTROL
 (cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum > DEBIAN/md5sums)
 package="$out/synvirt_${version}_$architecture.deb"
-dpkg-deb --root-owner-group -Zzstd -z6 --build "$tree" "$package" >/dev/null
+export DPKG_DEB_COMPRESSOR_LEVEL="${DPKG_DEB_COMPRESSOR_LEVEL:-6}"
+dpkg-deb --root-owner-group -Zzstd --build "$tree" "$package" >/dev/null
 echo "$package"
