@@ -143,3 +143,18 @@ def test_what_cannot_be_removed_keeps_nobody_from_the_driver(tmp_path: Path, mon
     monkeypatch.setattr(os, "unlink", busy)
     orphans.remove(left, ())
     assert [path.exists() for path in left] == [True, False]
+
+
+def test_a_tpm_goes_with_the_process_that_still_makes_it(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    made = tmp_path / f"lib/swtpm/{GUEST}/tpm2"
+    made.mkdir(parents=True)
+    (made / "tpm2-00.permall").touch()
+    (other := tmp_path / "lib/swtpm/another/tpm2").mkdir(parents=True)
+    setup = run("swtpm_setup", "--tpm2", "--tpm-state", str(made))
+    editor = run("editor", str(made))
+    orphans.forget_tpm(tmp_path, GUEST)
+    orphans.forget_tpm(tmp_path, GUEST)
+    assert not made.parent.exists()
+    assert other.exists()
+    assert setup.wait(30) == -9
+    assert editor.poll() is None

@@ -31,8 +31,8 @@ from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import uuid_of
 from synvirt.hypervisor.machine import Machine
-from synvirt.kvm import agent, handing, qemu_user
-from synvirt.kvm.connection import Connection, load, translated
+from synvirt.kvm import agent, handing, orphans, qemu_user
+from synvirt.kvm.connection import Connection, load, short_root, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.kvm.qemu_user import embedded_root
 from synvirt.model.job import Domain
@@ -258,6 +258,7 @@ class LibvirtHost:
                 _gone_or(domain.destroy)
                 _gone_or(lambda: domain.undefineFlags(flags))
             self._forget_logs(present.name)
+        self._forget_tpm(uuid)
         self._forget_console(uuid)
 
     def close(self) -> None:
@@ -424,6 +425,15 @@ class LibvirtHost:
         for log in (f"qemu/{name}.log", f"swtpm/{name}-swtpm.log"):
             with contextlib.suppress(OSError):
                 (self._root / "log" / log).unlink(missing_ok=True)
+
+    def _forget_tpm(self, uuid: UUID) -> None:
+        """libvirtd, which no signal to the service ends, removes it itself."""
+        if (root := short_root(self._connection.uri)) is None:
+            return
+        try:
+            orphans.forget_tpm(root, str(uuid))
+        except OSError as error:
+            raise Internal(f"the TPM's state of domain {uuid} cannot be removed: {error.strerror}") from error
 
     def _forget_console(self, uuid: UUID) -> None:
         with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
     QEMU with no machine, by which libvirt learns what QEMU can do: it is detached and waits for questions without end
     swtpm of a guest that was never started: its QEMU would have ended it; and swtpm_setup, which would go on making its state
+    the state of a TPM whose guest is not defined any more
     files of a start that was cut off before there was a process, or files of a swtpm that was killed: libvirt removes only
     those of guests that it knows to run
     the copy of a firmware's variables that was not whole yet: libvirt writes it beside its place
@@ -13,6 +14,7 @@ The processes are known by the paths in their arguments, which lie in the driver
 import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 from collections.abc import Callable, Collection
@@ -20,6 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synvirt.kvm.identity import DRIVER
+
+# For a killed process on an overloaded host.
+ENDS_WITHIN_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,33 @@ def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> 
         if _suspect(orphan.pid, root) == orphan and (orphan.guest is None or not is_active(orphan.guest)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(orphan.pid, signal.SIGKILL)
+
+
+def forget_tpm(root: Path, guest: str) -> None:
+    """Removes the state of the TPM of a guest that is not defined any more. OSError.
+
+    libvirt removes it after the definition, so a service that is killed between the two leaves it; and libvirt gives up where a
+    swtpm_setup still writes there, which is ended here.
+    """
+    folder = root / "lib/swtpm" / guest
+    if not folder.exists():
+        return
+    for orphan in suspects(root):
+        if orphan.guest == guest:
+            _end_and_wait(orphan.pid)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
+def _end_and_wait(pid: int) -> None:
+    """A process that is killed may still be in the middle of a write."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        process = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            select.select([process], [], [], ENDS_WITHIN_S)
+        finally:
+            os.close(process)
 
 
 # A guest's folder is domain-NUMBER-NAME; the socket and the pid file of its swtpm are NUMBER-NAME-swtpm.… Each start has

@@ -1,18 +1,23 @@
 """Domains as libvirt and QEMU take them: the golden documents, and as many disks as anybody has."""
 
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
-from synvirt.kvm.connection import load
+from synvirt.kvm.connection import load, short_root
 from synvirt.migrations.landing import machine_of
 from synvirt.model.machine import Disk, Nic, VmManifest
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job
+from tests.running.processes import until
 
 GOLDEN = sorted((Path(__file__).parents[2] / "hypervisor/golden").glob("*.xml"))
 
@@ -58,3 +63,23 @@ def test_qemu_starts_with_as_many_disks_as_anybody_has(host: LibvirtHost, tmp_pa
     paths = [one.get("file") for one in ET.fromstring(started.XMLDesc()).findall("devices/disk/source")]
     assert paths == [volume.path for volume in volumes], "in the order that they had"
     host.undefine(UUID(domain.uuid), migration.id)
+
+
+@pytest.mark.timeout(120)
+def test_the_state_of_a_tpm_goes_where_its_domain_went_before_it(host: LibvirtHost, data_dir: Path, tmp_path: Path) -> None:
+    """A killed service leaves it so: libvirt removes the state last, and not where a slow swtpm_setup still writes there."""
+    guest = uuid4()
+    root = short_root(host._connection.uri)
+    assert root is not None
+    state = data_dir / "libvirt/lib/swtpm" / str(guest) / "tpm2"
+    state.mkdir(parents=True)
+    shutil.copy(Path(sys.executable).resolve(), setup := tmp_path / "swtpm_setup")
+    writes = "import pathlib, sys, time\nwhile not time.sleep(0.001): pathlib.Path(sys.argv[2], str(time.time_ns())).touch()"
+    with subprocess.Popen([setup, "-c", writes, "--tpm-state", f"{root}/lib/swtpm/{guest}/tpm2"]) as writer:
+        try:
+            until(lambda: any(state.iterdir()), 60)
+            host.undefine(guest, guest)
+            assert not state.parent.exists()
+            assert writer.wait(60) == -signal.SIGKILL
+        finally:
+            writer.kill()
