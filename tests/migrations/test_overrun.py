@@ -243,3 +243,26 @@ def test_a_clock_that_is_set_while_the_guest_is_off_makes_the_outage_neither_lon
     assert ended.downtime_s is not None
     assert 0 <= ended.downtime_s < 600
     house.close()
+
+
+def test_a_budget_without_a_window_is_slept_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that could be changed meanwhile: no wake-up each half minute."""
+    stop, slept = Stop(), list[float]()
+    monkeypatch.setattr("synvirt.migrations.overrun.LOOK_S", 0.5)
+    watching = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        watching.set()
+        await asyncio.Event().wait()
+
+    async def memory() -> SimpleNamespace:
+        return SimpleNamespace(down_since=None)
+
+    async def step(_job: object) -> Facts:
+        await watching.wait()
+        return Facts(warm=True)
+
+    monkeypatch.setattr("synvirt.migrations.overrun.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
+    assert asyncio.run(within_budget(starting(stop, memory, lambda _: None), step)) == Facts(warm=True)
+    assert slept == [EIGHT_SECONDS.outage_budget_s]

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 # The pause before a store that is away is asked again.
 AGAIN_S = 1.0
-# A window may be changed meanwhile.
+# How often a window is asked for: it may be changed meanwhile, and a budget cannot.
 LOOK_S = 30.0
 WATCHED = frozenset({State.CUTTING_OVER, State.V2V_PROCESSING, State.STARTING})
 
@@ -68,10 +68,11 @@ def _budget_s(plan: MigrationPlan) -> float | None:
 
 async def _expire(job: Job) -> None:
     """Stops the step when the budget is over, or the window closes. A store that is away for a moment ends no watch."""
+    has_window = job.migration.plan.warm.window_id is not None
     while True:
         try:
             if (left_s := await _left_s(job)) > 0:
-                await asyncio.sleep(min(left_s, LOOK_S))
+                await asyncio.sleep(min(left_s, LOOK_S) if has_window else left_s)
                 continue
             found = await job.in_thread(job.rooms.store.get, job.id)
         except PersistFailed as error:
