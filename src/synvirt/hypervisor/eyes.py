@@ -16,10 +16,12 @@ _PIECE_BYTES = 256 << 10
 
 
 def look(domain: Any, console_log: Path, *, at_s: float, resets: int) -> Seen:
-    """Everything at once. A guest that goes away meanwhile counts as stopped."""
-    if (full := _full(domain)) is not None:
+    """Everything at once. A guest that goes away meanwhile counts as stopped. Its state is asked for once, and first: whatever
+    a guest without room shows on its console, it is not booted."""
+    state = _state(domain)
+    if (full := _full(domain, state)) is not None:
         return Seen(at_s, trouble=f"was paused: what it writes has no room in {full}", full=True, hopeless=True, resets=resets)
-    trouble, hopeless = _trouble(domain)
+    trouble, hopeless = _trouble(state)
     if trouble is not None:
         return Seen(at_s, trouble=trouble, hopeless=hopeless, console=console.text(console_log), resets=resets)
     requests, writes = _disk_requests(domain)
@@ -91,20 +93,29 @@ def restarts(connection: Any, domain: Any) -> Iterator[list[None]]:
                 connection.domainEventDeregisterAny(number)
 
 
-def _full(domain: Any) -> str | None:
-    """What has no room for what this domain writes, if QEMU has paused it for that."""
-    with contextlib.suppress(load().libvirtError):  # it is gone: `_trouble` says so
-        return held_up.why(domain).full if held_up.is_held_up(domain) else None
+def _state(domain: Any) -> list[int] | None:
+    """The state and its reason; None: the domain is gone."""
+    with contextlib.suppress(load().libvirtError):
+        found: list[int] = domain.state()
+        return found
     return None
 
 
-def _trouble(domain: Any) -> tuple[str | None, bool]:
-    """Why this domain will not boot any more, and whether that is so on every disk bus. None, while it may boot."""
+def _full(domain: Any, state: list[int] | None) -> str | None:
+    """What has no room for what this domain writes, if QEMU has paused it for that."""
+    if state is None or not held_up.says(state):
+        return None
+    with contextlib.suppress(load().libvirtError):  # it went meanwhile
+        return held_up.why(domain).full
+    return None
+
+
+def _trouble(found: list[int] | None) -> tuple[str | None, bool]:
+    """Why a domain in this state will not boot any more, and whether that is so on every disk bus. None, while it may boot."""
     libvirt = load()
-    try:
-        state, reason = domain.state()
-    except libvirt.libvirtError:
+    if found is None:
         return "is gone", True
+    state, reason = found
     if state in (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_BLOCKED, libvirt.VIR_DOMAIN_NOSTATE):
         return None, False
     if state == libvirt.VIR_DOMAIN_PAUSED:

@@ -12,8 +12,13 @@ from synvirt.kvm.connection import load
 
 def is_held_up(domain: Any) -> bool:
     """Whether the guest is paused because a disk could not be read or written."""
+    return says(domain.state())
+
+
+def says(state: list[int]) -> bool:
+    """The same of a state and its reason, as libvirt gave them."""
     libvirt = load()
-    return bool(domain.state() == [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR])
+    return state == [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR]
 
 
 def why(domain: Any) -> Paused:
