@@ -16,7 +16,7 @@ from synvirt.model.kinds import State
 from synvirt.model.sources import Source
 from synvirt.model.values import now
 from synvirt.store import Store
-from synvirt.store.documents import VERSION, Unreadable, parsed, readable, rewritten, version_after
+from synvirt.store.documents import VERSION, Unreadable, parsed, readable, rewritten, version_after, written
 from synvirt.store.tables import backups, events, ledger, migrations, sources, uploads
 from tests.house import live_plan
 from tests.jobs.migrations import migration
@@ -45,13 +45,30 @@ def test_unknown_fields_are_read_past_and_survive_a_change() -> None:
     read = parsed(Migration, text_)
     assert read == job
     after = read.model_copy(update={"state": State.STARTING, "history": (*read.history, read.history[0])})
-    written = json.loads(rewritten(text_, read, after))
-    assert written["of_later"] == {"signed": True}
-    assert (written["plan"]["of_later"], written["plan"]["warm"]["not_before"]) == ("w1", "22:00")
-    assert written["plan"]["source_ref"]["via"] == ["a", "b"]
-    assert [visit.get("by") for visit in written["history"]][:2] == ["admin", None]
-    assert parsed(Migration, json.dumps(written)) == after
+    again = json.loads(rewritten(text_, read, after))
+    assert again["of_later"] == {"signed": True}
+    assert (again["plan"]["of_later"], again["plan"]["warm"]["not_before"]) == ("w1", "22:00")
+    assert again["plan"]["source_ref"]["via"] == ["a", "b"]
+    assert [visit.get("by") for visit in again["history"]][:2] == ["admin", None]
+    assert parsed(Migration, json.dumps(again)) == after
     assert rewritten(job.model_dump_json(), job, after) == after.model_dump_json()
+
+
+def test_a_document_that_is_read_again_is_not_parsed_again() -> None:
+    text_ = written(_job())
+    assert parsed(Migration, text_) is parsed(Migration, str(text_.encode(), "utf-8"))
+    with pytest.raises(Unreadable, match=r"version 9\.0"):
+        parsed(Migration, text_, "9.0")
+
+
+def test_a_change_writes_only_the_new_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, texts = _job(), list[str]()
+    make = Migration.model_dump_json
+    monkeypatch.setattr(Migration, "model_dump_json", lambda job: texts.append(make(job)) or texts[-1])  # type: ignore[func-returns-value]
+    before = written(job)
+    read = parsed(Migration, before)
+    after = rewritten(before, read, read.model_copy(update={"state": State.STARTING}))
+    assert texts == [before, after]
 
 
 @pytest.mark.parametrize("text_", ["{", "[]", '{"id": 7}', "", '{"id":"x","plan":{"source":{"Live":"vim_api"}}}'])

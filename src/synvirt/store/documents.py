@@ -11,8 +11,10 @@ Who submitted a document is stored twice: `submitted_by` is the account alone, w
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar, cast
 
 import structlog
 from pydantic import BaseModel, ValidationError
@@ -28,6 +30,8 @@ M = TypeVar("M", bound=BaseModel)
 MAJOR, MINOR = 1, 2
 VERSION = f"{MAJOR}.{MINOR}"
 
+# So many texts that were read lately, and that were written lately, are known; longer ones are not. Some MiB in all.
+LATELY, CHARS_LATELY = 64, 2**15
 # How often unknown fields are taken out. After one is out, another may show in a part that could not be checked before.
 ROUNDS = 5
 # The fields that identify an item of a list whose items come and go.
@@ -38,6 +42,9 @@ _ACCOUNT = re.compile(rf'"submitted_by":({_TEXT})')
 _WHOLE = rf'"submitter":(\{{(?:{_TEXT}|[^"{{}}])*\}})'
 # An earlier version that wrote the document again has put what it did not know before the rest.
 _SUBMITTER = re.compile(rf"(?:,{_WHOLE}|{_WHOLE},)")
+# These have no field that this version does not know. To add one and to look for one are single steps of the interpreter, so
+# threads share it.
+_written_lately: deque[tuple[type[BaseModel], str]] = deque(maxlen=LATELY)
 
 
 class Unreadable(Internal):
@@ -63,6 +70,13 @@ def check_version(what: str, version: str) -> None:
 
 def written(document: BaseModel) -> str:
     """The document as it is stored."""
+    text = _written(document)
+    if len(text) <= CHARS_LATELY:
+        _written_lately.append((type(document), text))
+    return text
+
+
+def _written(document: BaseModel) -> str:
     text, who = document.model_dump_json(), getattr(document, "submitted_by", None)
     if not isinstance(who, Submitter):
         return text
@@ -86,7 +100,7 @@ def parsed(model: type[M], text: str, version: str = VERSION) -> M:
     """The model in a document. Unreadable."""
     check_version(model.__name__, version)
     try:
-        return model.model_validate_json(text)
+        return cast("M", _lately(model, text)) if len(text) <= CHARS_LATELY else model.model_validate_json(text)
     except ValidationError as first:
         error = first
     try:
@@ -109,6 +123,13 @@ def parsed(model: type[M], text: str, version: str = VERSION) -> M:
     raise Unreadable(f"a stored {model.__name__} cannot be read: {where}: {first_wrong['msg']}", hint=_HINT)
 
 
+@lru_cache(LATELY)
+def _lately(model: type[BaseModel], text: str) -> BaseModel:
+    """A job's document is read several times until it changes, and to parse it takes longer than to ask the database for it.
+    Documents are frozen, so one serves all its readers."""
+    return model.model_validate_json(text)
+
+
 def readable(model: type[M], texts: Iterable[str]) -> list[M]:
     """The models of all documents that can be read. A bad row stops nothing, and is left as it is."""
     found = []
@@ -122,8 +143,8 @@ def readable(model: type[M], texts: Iterable[str]) -> list[M]:
 
 def rewritten(before: str, known: BaseModel, after: BaseModel) -> str:
     """`after` as JSON, with the fields of `before` that this version does not know. `known`: what it has read of `before`."""
-    new, as_known = written(after), written(known)
-    if before == as_known:  # this version wrote it, as nearly always: there is nothing to look for
+    is_ours, new = (type(known), before) in _written_lately, written(after)
+    if is_ours or before == (as_known := _written(known)):  # this version wrote it, as nearly always: nothing to look for
         return new
     old, seen = json.loads(before), json.loads(as_known)
     if not _has_more(old, seen):
