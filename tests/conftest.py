@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import structlog
 from hypothesis import HealthCheck, settings
 
 from synvirt import outgoing
@@ -20,13 +19,15 @@ from synvirt.hypervisor import accel
 from synvirt.store import Store
 from tests.running.costs import Costs
 from tests.running.kept_small import KeptSmall
+from tests.running.logs import logs_to
 from tests.running.made_once import made_once
 from tests.running.store_template import stores_from
 from tests.running.workers import Workers
 from tests.servers import postgres
 
-# A service in the test's own process must not log into what a command prints: structlog's default is standard output.
-structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
+# A service in the test's own process must not log into what a command prints.
+assert sys.__stderr__ is not None
+logs_to(sys.__stderr__)
 
 # A shell that starts the tests in the background has Ctrl-C ignored, in all that they start too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from synvirt.logs import log_to
+from tests.running.logs import logs_to
 
 
 class _Terminal(StringIO):
@@ -20,11 +21,21 @@ class _Terminal(StringIO):
 
 @pytest.fixture(autouse=True)
 def _settings_kept() -> Iterator[None]:
-    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    handlers, level, ours = logging.getLogger().handlers[:], logging.getLogger().level, structlog.get_config()
     yield
-    structlog.reset_defaults()
+    structlog.configure(**ours)
     logging.getLogger().handlers[:] = handlers
     logging.getLogger().setLevel(level)
+
+
+def test_a_traceback_of_the_tests_own_logs_is_plain() -> None:
+    file = StringIO()
+    logs_to(file)
+    try:
+        raise ValueError("no disk")
+    except ValueError:
+        structlog.get_logger().exception("this failed")
+    assert "Traceback (most recent call last):\n" in file.getvalue()
 
 
 def test_a_full_disk_below_the_log_ends_no_thread() -> None:
@@ -32,6 +43,7 @@ def test_a_full_disk_below_the_log_ends_no_thread() -> None:
     script = """
 import os, time
 from synvirt.logs import log_to
+from tests.running.logs import logs_to
 from synvirt.repeating import repeated
 
 log_to("info", open("/dev/full", "w"))

@@ -5,13 +5,12 @@ It says its address, and ends with its standard input. For tests whose many requ
 import sys
 from pathlib import Path
 
-import structlog
-
 from tests.fakes.service import Service
+from tests.running.logs import logs_to
 
 
 def main(folder: Path) -> None:
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # its default is standard output
+    logs_to(sys.stderr)
     service = Service(folder, tls=False)
     try:
         service.submit()

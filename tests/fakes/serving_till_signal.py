@@ -5,14 +5,13 @@ It prints `ready` once it serves, and `ended` once a signal has ended it in orde
 import sys
 from pathlib import Path
 
-import structlog
-
 from synvirt.api import serve
 from tests.fakes.service import Service
+from tests.running.logs import logs_to
 
 
 def main(folder: Path) -> None:
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # its default is standard output
+    logs_to(sys.stderr)
     service = Service(folder)
     serve(service.app, service.settings, on_ready=lambda: print("ready", flush=True))
     service.close()
