@@ -249,8 +249,7 @@ def _plain(text: str) -> str:
 def _clixml(text: str) -> str:
     """Section 2.2.5.3.2: characters that XML cannot hold, and what looks like their escape."""
     guarded = re.sub("_(?=x[0-9A-Fa-f]{4}_)", "_x005F_", text)
-    units = (guarded[at] for at in range(len(guarded)))
-    return escape("".join(f"_x{ord(one):04X}_" if ord(one) < 0x20 else one for one in units))
+    return escape(re.sub("[\x00-\x1f]", lambda found: f"_x{ord(found[0]):04X}_", guarded))
 
 
 def _failed(error: Refusal) -> str:
