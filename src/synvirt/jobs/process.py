@@ -172,6 +172,12 @@ async def _end(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     await child.wait()
+    if child.stdin is not None:
+        # asyncio keeps the error of a write that found the worker gone, and would log it as one that nobody looked at.
+        if not child.stdin.is_closing():
+            child.stdin.transport.abort()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await child.stdin.wait_closed()
 
 
 async def _tail(child: asyncio.subprocess.Process) -> str:

@@ -1,0 +1,37 @@
+"""A worker that ended by itself, as one does whose service stood still: what was written to it afterwards."""
+
+import asyncio
+import gc
+import os
+import select
+import signal
+from typing import Any
+
+import pytest
+
+from synvirt.jobs.process import started
+from synvirt.jobs.wire import Flushed
+
+LINE = Flushed(key="a", offset_bytes=0, bytes_total=1, bytes_done=0, bytes_zero=0)
+
+
+@pytest.mark.timeout(120)
+def test_a_write_that_finds_it_gone_leaves_no_error_that_nobody_looked_at() -> None:
+    unseen: list[dict[str, Any]] = []
+
+    async def stand_still() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        async with started() as worker:
+            child = worker._child  # type: ignore[attr-defined]
+            pipe = select.poll()
+            pipe.register(child.stdin.get_extra_info("pipe").fileno(), 0)
+            os.killpg(child.pid, signal.SIGKILL)
+            assert pipe.poll(60_000), "its end of the pipe is closed, and the loop has not heard of it"
+            await worker.send(LINE)
+        del worker, child
+        await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(stand_still())
+    gc.collect()
+    assert unseen == []
