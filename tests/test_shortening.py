@@ -2,8 +2,17 @@
 
 import pytest
 
-from synvirt.errors import BY_CODE, GuestBootFailed, Internal, SynvirtError, from_code
-from synvirt.shortening import LEFT_OUT, MESSAGE_CHARS_MAX, WORD_CHARS_MAX, shortened
+from synvirt.errors import (
+    BY_CODE,
+    LEFT_OUT,
+    MESSAGE_CHARS_MAX,
+    WORD_CHARS_MAX,
+    GuestBootFailed,
+    Internal,
+    SynvirtError,
+    from_code,
+    shortened,
+)
 
 LONG = "/srv/" + "x" * 10_000 + "/end.ova"
 MANY = "web one " * 1250

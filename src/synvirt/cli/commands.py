@@ -16,10 +16,9 @@ from synvirt.cli.operating import config, destinations, doctor, host_files, host
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import INTERRUPTED, drop_what_was_refused, failed, print_error_as_json
 from synvirt.cli.waves import commands as waves
-from synvirt.errors import BadRequest
+from synvirt.errors import BadRequest, shortened
 from synvirt.mistakes import worded
 from synvirt.nearest import none_of
-from synvirt.shortening import shortened
 
 # The order of `synvirt --help`: what a new user needs first, then the daily commands, then those for setting up.
 _ORDER = (

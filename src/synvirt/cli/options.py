@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from synvirt.cli.secret import secret
-from synvirt.shortening import shortened
+from synvirt.errors import shortened
 
 if TYPE_CHECKING:  # imported at their use, so that `synvirt --help` is quick
     from synvirt.cli.client import Client

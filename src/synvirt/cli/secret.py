@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from synvirt.shortening import shortened
+from synvirt.errors import shortened
 
 
 def secret(what: str, *, variable: str | None = None, confirm: bool = False) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from synvirt.shortening import shortened
+from synvirt.errors import shortened
 
 _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
 

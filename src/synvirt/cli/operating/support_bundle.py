@@ -18,7 +18,7 @@ import typer
 
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
-from synvirt.shortening import shortened
+from synvirt.errors import shortened
 
 if TYPE_CHECKING:
     from synvirt.settings import Settings
