@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_made_is_the_conversions_error(tmp_path: Path, m
     preparer = VirtV2vInPlace(tmp_path / "file" / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: False)
     with pytest.raises(V2vFailed, match="phony was not converted: Not a directory") as caught:
         preparer.convert(NAME, manifest(), [], lambda *_: None, lambda: False)
-    assert "{data_dir}" in (caught.value.hint or "")
+    assert "the service's folder" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("setting", ["iso", "virt_tools"])

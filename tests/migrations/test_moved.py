@@ -123,6 +123,6 @@ def test_a_full_disk_costs_the_job_its_receipt_and_is_not_called_a_mistake_of_ou
     assert ended.last_error is not None
     assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_PERSIST_FAILED", False)
     assert "No space left on device" in ended.last_error.message
-    assert "{data_dir}" in (ended.last_error.hint or "")
+    assert "the service's folder" in (ended.last_error.hint or "")
     folder = house.folder / "receipts"
     assert [path for path in folder.rglob("*") if path.is_file()] == [], "nothing half-made is left"

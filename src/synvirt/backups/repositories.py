@@ -255,7 +255,7 @@ def _kept_key(path: Path) -> bytes:
     handed out as the recovery key."""
     if not os.path.lexists(path):
         raise RepositoryKeyWrong(
-            f"the key of the repository is lost here: there is no {path.name} in {{data_dir}}/keyring",
+            f"the key of the repository is lost here: there is no {path.name} in keyring of the service's folder",
             hint="put that file back from a copy of the keyring; or remove the jobs of the repository, forget it, and add it "
             "again with its recovery key",
         )

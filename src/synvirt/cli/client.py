@@ -310,7 +310,7 @@ class Client(AbstractContextManager["Client"]):
         if "CERTIFICATE_VERIFY_FAILED" in cause:
             return ServiceUnreachable(
                 f"the certificate of {self._where} is not trusted: {cause}",
-                hint="name the service's {data_dir}/keyring/tls.crt with --cacert, or --insecure if you must",
+                hint="copy keyring/tls.crt of that service's folder and name it with --cacert, or --insecure if you must",
             )
         if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):  # somebody listens there: to start one more would fail
             return ServiceUnreachable(f"the service at {self._where} listens, and does not answer: {cause}", hint=_SILENT)

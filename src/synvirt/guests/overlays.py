@@ -33,8 +33,8 @@ def lay(folder: Path, devices: list[str], backing: Mapping[str, str]) -> list[Pa
     free = shutil.disk_usage(folder).free
     if free < ROOM_BYTES:
         raise V2vFailed(
-            f"a conversion needs {ROOM_BYTES >> 20} MiB for what it changes, and {{data_dir}} has {free >> 20} MiB free",
-            hint="make room on the file system of {data_dir} and start the job again",
+            f"a conversion needs {ROOM_BYTES >> 20} MiB for what it changes; the service's folder has {free >> 20} MiB free",
+            hint="make room on the file system of the service's folder and start the job again",
         )
     laid = []
     for number, device in enumerate(devices):

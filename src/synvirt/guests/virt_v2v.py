@@ -245,7 +245,7 @@ def _as_our_error(manifest: VmManifest) -> Iterator[None]:
     except OSError as error:
         raise V2vFailed(
             f"{manifest.name} was not converted: {error.strerror or type(error).__name__}",
-            hint="look at the file systems of {data_dir} and of temporary files, and start the job again",
+            hint="look at the file systems of the service's folder and of temporary files, and start the job again",
         ) from error
 
 

@@ -152,7 +152,7 @@ class Restoring:
                 raise BackupBadRequest(f"path: {path} is not a folder")
         raise BackupBadRequest(
             "path lies in no folder that exports may be written to",
-            hint="the setting backup_export_roots names them; without a path, they go to {data_dir}/exports",
+            hint="the setting backup_export_roots names them; without a path, they go to exports in the service's folder",
         )
 
     def _export(

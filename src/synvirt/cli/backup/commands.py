@@ -369,7 +369,9 @@ def restore(
     name: Annotated[
         str | None, typer.Option(help="Of the new folder or guest; else the restore's id, the guest's name")
     ] = None,
-    path: Annotated[Path | None, typer.Option(help="Export to a new folder in this one, not in {data_dir}/exports")] = None,
+    path: Annotated[
+        Path | None, typer.Option(help="Export to a new folder in this one, not in exports of the service's folder")
+    ] = None,
     format: Annotated[Format, typer.Option(help="Of exported disks")] = Format.RAW,
     disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda); may be given again")] = None,
     start: Annotated[bool, typer.Option("--start", help="Start the new guest when it is restored")] = False,

@@ -104,7 +104,7 @@ class Importer:
             async with self._turn:
                 asked = await asyncio.to_thread(from_json, content)
             if draft is not None:
-                raise BadRequest("into: JSON has a whole wave", hint="replace the draft by PUT /waves/{id}")
+                raise BadRequest("into: JSON has a whole wave", hint=f"replace the draft by PUT /waves/{into}")
             return [asked if name is None else asked.model_copy(update={"name": name})], (), ()
         known, silent = await self._known()
         # Not while the sources are asked: one that is silent would hold up all imports.

@@ -105,7 +105,7 @@ def _why_none(error: SynvirtError | OSError, cause: str) -> SynvirtError:
     detail = f"the move is complete; its receipt could not be made: {cause}"
     if isinstance(error, SynvirtError):
         return Internal(detail, hint=error.hint)
-    hint = "free space in the folder receipts of {data_dir}: the next jobs get theirs then, and this one stays without"
+    hint = "free space for receipts in the service's folder: the next jobs get theirs then, and this one stays without"
     return PersistFailed(detail, hint=hint)
 
 
