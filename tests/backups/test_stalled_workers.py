@@ -18,14 +18,16 @@ from tests.fakes.backups import backups_of
 from tests.running.processes import workers
 
 STALLED_S = 2.0
+# The loop of this kind takes a whole processor. Those of the others rest in each turn: who waits hears nothing either way.
+BUSY = "backup"
 SITE = """
-import os, sys
+import os, sys, time
 if "synvirt.worker" in sys.orig_argv and os.path.exists({when!r}):
     import {module} as module
 
     def looping(*_, **__):
-        for _ in iter(int, 1):
-            pass
+        while True:
+            {turn}
 
     module.{name} = looping
 """
@@ -82,7 +84,8 @@ def test_one_that_loops_ends_and_the_next_works(
     loops = tmp_path / "loops"
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(SITE.format(module=module, name=name, when=str(loops)))
+    turn = "pass" if kind == BUSY else "time.sleep(0.05)"
+    (site / "sitecustomize.py").write_text(SITE.format(module=module, name=name, when=str(loops), turn=turn))
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setattr(process, "STOP_GRACE_S", 0.2)
     run = _begun(house, kind, loops)
