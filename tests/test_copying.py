@@ -13,8 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from synvirt import copying
-from synvirt.blocks import DiskReader, Extent
-from synvirt.buffers import new_buffer
+from synvirt.blocks import DiskReader, Extent, new_buffer
 from synvirt.copying import Copied, copy, default_threads
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, Internal, SynvirtError
 from tests.fakes.disks import (

@@ -9,6 +9,7 @@ has the bytes of its file. So any format may lie in any other.
 All offsets and lengths are bytes. All methods block; call them from plain threads, never from an event loop.
 """
 
+import mmap
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -143,3 +144,10 @@ def coalesced(extents: Iterable[Extent]) -> Iterator[Extent]:
         held = extent
     if held is not None:
         yield held
+
+
+def new_buffer(length: int) -> memoryview:
+    """A buffer of zeros for the bytes of disks. The kernel gives its pages when they are first used, and takes them back when
+    nothing refers to it. It begins at a page boundary. A `bytearray` does not: each page of a file would lie across two pages
+    of memory, and the kernel would need a sixth more processor time to copy between them."""
+    return memoryview(mmap.mmap(-1, max(length, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:length]

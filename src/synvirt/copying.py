@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import NamedTuple
 
-from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced
-from synvirt.buffers import new_buffer
+from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced, new_buffer
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, Internal, SynvirtError
 from synvirt.sizes import KIB, MIB
 

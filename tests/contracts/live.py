@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.buffers import new_buffer
+from synvirt.blocks import new_buffer
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import CbtReset, SourceUnreachable, VmNotFound

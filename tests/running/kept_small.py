@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from hypothesis.internal import charmap
 
-from synvirt import buffers
+from synvirt import blocks
 from tests import drawn
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -59,7 +59,7 @@ def make_tables_of_characters() -> None:
 class KeptSmall:
     def __init__(self) -> None:
         self._buffers: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-        pytest.MonkeyPatch().setattr(buffers, "mmap", SimpleNamespace(**{**vars(mmap), "mmap": self._new_buffer}))
+        pytest.MonkeyPatch().setattr(blocks, "mmap", SimpleNamespace(**{**vars(mmap), "mmap": self._new_buffer}))
         self._before = resident_bytes()
         library = ctypes.CDLL(None)
         self._trim = getattr(library, "malloc_trim", None)

@@ -20,7 +20,7 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from synvirt.buffers import new_buffer
+from synvirt.blocks import new_buffer
 from synvirt.disks.packed import Damaged, zstd
 from synvirt.errors import RepositoryDamaged, RepositoryKeyWrong
 from synvirt.sizes import MIB

@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from synvirt.blocks import Extent, coalesced
-from synvirt.buffers import new_buffer
+from synvirt.blocks import Extent, coalesced, new_buffer
 from synvirt.disks import open_reader
 from synvirt.disks.nbd import held
 from synvirt.disks.nbd import reader as nbd

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from synvirt.blocks import DiskReader, DiskWriter, Extent
-from synvirt.buffers import new_buffer
+from synvirt.blocks import DiskReader, DiskWriter, Extent, new_buffer
 from synvirt.copying import default_threads
 from synvirt.disks.changed import Over
 from synvirt.disks.checking.ledger import BLOCK_BYTES

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from synvirt.buffers import new_buffer
+from synvirt.blocks import new_buffer
 from synvirt.disks.roots import open_spec
 from synvirt.disks.specs import ChecksumSpec, RawSpec
 from synvirt.errors import Cancelled, Internal, MalformedArchive, SynvirtError

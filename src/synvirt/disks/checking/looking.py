@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
-from synvirt.buffers import new_buffer
+from synvirt.blocks import new_buffer
 from synvirt.copying import PROGRESS_EVERY_S, REQUEST_BYTES
 from synvirt.errors import Cancelled
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from synvirt.blocks import DiskReader, DiskWriter, Extent
-from synvirt.buffers import new_buffer
+from synvirt.blocks import DiskReader, DiskWriter, Extent, new_buffer
 from synvirt.copying import default_threads
 from synvirt.disks.checking.ledger import Ledger, Row, to_look_at
 from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found

@@ -1,7 +1,7 @@
 """Pieces of a copy's buffers in libnbd's form, each made only once.
 
 libnbd's Python library (seen in 1.14.2) never frees the buffer of an asynchronous read: 200 bytes per request, which is 800 MiB
-per TiB copied, and the memory itself, unless it is reused. So a reused buffer (`synvirt.buffers`) is given to it as the same
+per TiB copied, and the memory itself, unless it is reused. So a reused buffer (`new_buffer`) is given to it as the same
 objects each time, and any other is read synchronously.
 """
 

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from synvirt.blocks import DiskReader
-from synvirt.buffers import new_buffer
+from synvirt.blocks import DiskReader, new_buffer
 from synvirt.disks.packed import Damaged, zstd
 from synvirt.disks.packed.inflate import inflate_raw
 from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest, unreadable

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from synvirt.blocks import DiskReader, Extent
-from synvirt.buffers import new_buffer
+from synvirt.blocks import DiskReader, Extent, new_buffer
 from synvirt.disks.packed import Damaged
 from synvirt.disks.packed.inflate import inflate_zlib
 from synvirt.disks.vmdk.grains import GrainMap
