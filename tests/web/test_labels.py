@@ -1,14 +1,20 @@
-"""A person reads the labels of a form: no field of the API's reaches a page."""
+"""A person reads the labels of a form, and the stations of a job: no field of the API reaches a page."""
 
 import ast
 import re
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 import synvirt
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
 from synvirt.web.labels import LABELS, as_labels
 from synvirt.web.plans import FIELDS
+from synvirt.web.stations import stations
+from tests.fakes.service import PLAN
 
 # Where the texts are that a page shows of a machine, a plan and a job.
 ROOMS = ("model", "machines", "hypervisor", "migrations", "kvm", "offline", "guests", "destinations")
@@ -71,3 +77,10 @@ def test_every_field_of_the_form_has_a_label() -> None:
 )
 def test_words_of_the_api_as_labels(text: str, shown: str) -> None:
     assert as_labels(text) == shown
+
+
+@pytest.mark.parametrize(("state", "shown"), [(State.COMPLETED, []), (State.STARTING, ["Completed"])])
+def test_a_job_whose_document_has_no_history(state: State, shown: list[str]) -> None:
+    """One of an earlier version, or that a tool has put there: its page is shown all the same."""
+    job = Migration(id=uuid4(), name="web", plan=PLAN, state=state, mode_effective=Mode.COLD, created_at=now())
+    assert [str(one.state) for one in stations(job)] == shown

@@ -34,6 +34,7 @@ from synvirt.web.several import Several, several_router
 from synvirt.web.sources import sources_router
 from synvirt.web.uploads import uploads_router
 from synvirt.web.waves.wave import waves_router
+from synvirt.web.windows import windows_router
 
 __all__ = ["website"]
 
@@ -73,6 +74,7 @@ def website(
         several_router(Several(setup)),
         uploads_router(pages, finder.uploads),
         waves_router(pages, waves, forecaster, deliveries, importer, rehearsing=rehearsing),
+        windows_router(pages, intake.store.windows),
         sources_router(pages, sources),
         backups_router(pages, backups),
         points_router(pages, backups),

@@ -36,6 +36,11 @@ LABELS = {
     "keep_yearly": "Years",
     "node_hosts": "SSH addresses of the nodes (NODE=ADDRESS, one per line)",
     "quiesce": "Freeze file systems",
+    "timezone": "Time zone",
+    "rrule": "Opens again by (RFC 5545)",
+    "start": "Opens",
+    "end": "Closes",
+    "lockouts": "Lock-outs (START END, one per line)",
 }
 _CAPITALS = {"nbd", "tls", "vddk", "id", "url", "vm", "sha256"}
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_bps": "bytes per second"}
@@ -50,6 +55,7 @@ _FORMS = {
     "vddk_libdir": "is not an absolute path",
     "fingerprint_sha256": "is not a SHA-256: 32 bytes in hex",
     "name": "has a character that a name cannot have",
+    "id": "is not an id: up to 64 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit",
     "endpoint": "has a character that an address cannot have",
 }
 # A person corrects one mistake at a time; each is shown at its field, too.

@@ -42,6 +42,7 @@ NAVIGATION = (
     ("Migrations", "/"),
     ("New migration", "/new"),
     ("Waves", "/waves"),
+    ("Windows", "/windows"),
     ("Sources", "/sources"),
     ("Uploads", "/uploads"),
     ("Backups", "/backups"),

@@ -129,6 +129,8 @@ MISTAKES = {
     "less_than_equal": "must be {le} or less",
     "string_too_long": "is longer than {max_length} characters",
     "string_pattern_mismatch": "has a character that it cannot have",
+    "datetime_parsing": "is not a date and a time",
+    "datetime_from_date_parsing": "is not a date and a time",
     "literal_error": "must be {expected}",
     "enum": "must be {expected}",
 }

@@ -33,7 +33,7 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     (frozenset({"POST"}), "/api/v1/backup/jobs/[^/]+/retention", Role.ADMIN),
     (frozenset({"POST"}), "/backups/offers/[^/]+/points/[^/]+/release", Role.ADMIN),
     (frozenset({"POST"}), "/backups/(jobs|points)/[^/]+/(remove|retire|let-go)", Role.ADMIN),
-    (frozenset({"POST"}), "/(migrations|waves)/[^/]+/(remove|destroy)|/migrations/[^/]+/fence", Role.ADMIN),
+    (frozenset({"POST"}), "/(migrations|waves|windows)/[^/]+/(remove|destroy)|/migrations/[^/]+/fence", Role.ADMIN),
     (frozenset({"PATCH"}), "/api/v1/backup/restore-points/[^/]+", Role.ADMIN),  # its protection
 )
 _COMPILED: Final = tuple((methods, re.compile(path), role) for methods, path, role in RULES)

@@ -30,7 +30,7 @@ def windows_router(rows: WindowRows) -> APIRouter:
     )
     def add_window(window: _BODY, request: Request, response: Response) -> WindowShown:
         """Make a window. Plans name it by its id: `warm.window_id`."""
-        _refuse_impossible(window)
+        refuse_impossible(window)
         rows.add(window)
         response.headers["Location"] = f"{request.url.path}/{window.id}"
         return shown(window, now())
@@ -52,7 +52,7 @@ def windows_router(rows: WindowRows) -> APIRouter:
         is rolled back."""
         if window.id != window_id:
             raise BadRequest(f"id: is {window.id}, and the window is {window_id}", hint="a window keeps its id")
-        _refuse_impossible(window)
+        refuse_impossible(window)
         return shown(rows.change(window_id, lambda before: window), now())
 
     @router.delete(
@@ -67,7 +67,7 @@ def windows_router(rows: WindowRows) -> APIRouter:
     return router
 
 
-def _refuse_impossible(window: Window) -> None:
+def refuse_impossible(window: Window) -> None:
     """BadRequest, for times or a rule that no calendar has."""
     try:
         check(window)
