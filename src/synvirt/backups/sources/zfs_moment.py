@@ -54,31 +54,43 @@ class Moment:
 
     def end(self) -> None:
         """Removes clones and snapshots; idempotent. ZfsRefused, if their pool is away: they may still exist there."""
-        for pool in {volume.partition("/")[0] for volume in self._made.volumes}:
-            self._zfs.names("-d", "0", pool)
-        for volume in self._made.volumes:
-            for name in (self._clone(volume), f"{volume}@{self._made.name}"):
-                if self._is_ours(name):
-                    self._zfs("destroy", name)
+        volumes = self._made.volumes
+        names = [name for volume in volumes for name in (self._clone(volume), f"{volume}@{self._made.name}")]
+        ours = self._ours(names)
+        if ours is None:
+            self._refuse_no_pool()
+            ours = [found for name in names for found in self._ours([name]) or ()]
+        for name in ours:
+            self._zfs("destroy", name)
 
     def forget(self) -> None:
-        """Removes the bookmarks too. Those of a volume that is gone are gone with it."""
-        self.end()
+        """Removes the bookmarks too. Those of a volume that is gone are gone with it. ZfsRefused as above."""
+        if self._made.state != "lasting":  # else they are all there is
+            self.end()
         for volume in self._made.volumes:
             try:
                 self._zfs("destroy", f"{volume}#{self._made.name}")
             except ZfsRefused as refused:
                 if refused.reason != "missing":
                     raise
+                self._refuse_no_pool()
+
+    def _refuse_no_pool(self) -> None:
+        """zfs calls a dataset of a pool that is away one that does not exist."""
+        self._zfs.names("-d", "0", *sorted({volume.partition("/")[0] for volume in self._made.volumes}))
 
     def _clone(self, volume: str) -> str:
         """A clone next to the volume, where its encryption is the same."""
         return f"{volume.rpartition('/')[0]}/{self._made.name}-{self._made.volumes.index(volume)}"
 
-    def _is_ours(self, name: str) -> bool:
+    def _ours(self, names: list[str]) -> list[str] | None:
+        """Those that have our property, in this order. None, where one of them is missing: zfs then refuses all."""
         try:
-            return self._zfs.properties(name, PROPERTY).get(PROPERTY) == str(self._made.id)
+            lines = self._zfs("get", "-Hp", "-o", "name,value,source", PROPERTY, *names).splitlines()
         except ZfsRefused as refused:
-            if refused.reason == "missing":
-                return False
-            raise
+            if refused.reason != "missing":
+                raise
+            return None
+        rows = [line.split("\t") for line in lines]
+        ours = {name for name, value, source in rows if value == str(self._made.id) and source in ("local", "received")}
+        return [name for name in names if name in ours]
