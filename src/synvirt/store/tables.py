@@ -91,8 +91,9 @@ migrations = Table(
     Index("ix_migrations_name", "name", "number"),
     Index("ix_migrations_source_id", "source_id", "number"),
     Index("ix_migrations_source_id_state", "source_id", "state", "number"),
-    # With the state, which says nothing new there: SQLite takes it for enough only so.
-    Index("ix_migrations_unended", "host", "number", "state", sqlite_where=text(UNENDED), postgresql_where=text(UNENDED)),
+    # With the state, which says nothing new there: SQLite takes it for enough only so. It is as partial on PostgreSQL, by its
+    # revision: SQLAlchemy would load that dialect for a word of it here, 36 ms of each start.
+    Index("ix_migrations_unended", "host", "number", "state", sqlite_where=text(UNENDED)),
     sqlite_autoincrement=True,
 )
 
