@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -13,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups.model import ENDS, BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun
+from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.sources import guest as source
@@ -31,6 +30,7 @@ from synvirt.jobs.process import Worker, Workers, started
 from synvirt.repository.disk import PointReader
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.store import Store
+from tests.fakes.backups import ended
 from tests.fakes.workers import in_process
 from tests.guest.zvols import POOL, zfs
 
@@ -206,10 +206,7 @@ class House:
         return self.ended(newest.id)
 
     def ended(self, run_id: UUID) -> BackupRun:
-        until = time.monotonic() + RUN_TIMEOUT_S
-        while (run := self.backups.runs.get(run_id)).status not in ENDS:
-            assert time.monotonic() < until, run
-            time.sleep(0.1)
+        run = ended(self.backups, run_id, within_s=RUN_TIMEOUT_S)
         assert (run.status, run.error) == ("completed", None)
         return run
 

@@ -3,12 +3,13 @@
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,14 @@ def volume(job: Migration) -> str:
     return name
 
 
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
+def until(house: House, happened: Callable[[], bool]) -> None:
+    """It is looked for after each commit to the store, by whatever process: a look takes long here."""
+    seen, deadline = None, time.monotonic() + TIMEOUT_S
+    with closing(sqlite3.connect(house.folder / "store.db")) as commits:
+        while (now := commits.execute("PRAGMA data_version").fetchone()) == seen or not happened():
+            seen = now
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.1)
 
 
 def watermark(house: House, job: Migration) -> int:
@@ -116,7 +120,7 @@ def test_a_copy_whose_worker_is_killed_goes_on_from_its_watermark(with_processes
     seen: list[int] = []
 
     def kill() -> None:
-        until(lambda: watermark(house, job) > 2 * MIB)
+        until(house, lambda: watermark(house, job) > 2 * MIB)
         seen.append(watermark(house, job))
         os.kill(forked_workers.begun[-1], signal.SIGKILL)
 
@@ -135,10 +139,10 @@ def test_a_job_whose_service_is_killed_goes_on(house: House, tmp_path: Path, des
     """kill -9 of the real engine in a process of its own; the next one goes on from the watermark."""
     job = submitted(house, limits={"bandwidth_bps": 2 * MIB})
     with engine(tmp_path, destination):
-        until(lambda: watermark(house, job) > 2 * MIB)
+        until(house, lambda: watermark(house, job) > 2 * MIB)
     reached = watermark(house, job)
     with engine(tmp_path, destination):
-        until(lambda: house.store.get(job.id).ended)
+        until(house, lambda: house.store.get(job.id).ended)
     ended = house.store.get(job.id)
     assert ended.state == State.COMPLETED, ended.last_error
     assert reached < ended.progress.bytes_done <= len(CONTENT)
@@ -172,7 +176,7 @@ def test_a_cancelled_job_leaves_no_dataset(house: House, destination: ZfsDestina
     job, before = submitted(house, limits={"bandwidth_bps": MIB}), volumes(destination)
 
     def cancel() -> None:
-        until(lambda: watermark(house, job) > MIB)
+        until(house, lambda: watermark(house, job) > MIB)
         house.intake.cancel(job.id)
 
     canceller = threading.Thread(target=cancel)
