@@ -1,6 +1,7 @@
 """Every refusal is application/problem+json with a code, a detail that names what is wrong, and nothing of the host."""
 
 import json
+import socket
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,3 +229,41 @@ def test_an_unknown_id_is_answered_in_the_same_words_whatever_its_form(service: 
 def test_a_wrong_method_is_told_which_are_right(refusing: httpx.Client) -> None:
     problem = assert_problem(refusing.put(f"/migrations/{UUID(int=1)}"), 405, "E_MIG_BAD_REQUEST")
     assert problem["hint"] == "it takes DELETE, GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01",
+        b"POST /api/v1/migrator/migrations HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_gets_a_problem_too(service: Service, sent: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(60)
+        caller.connect(str(service.settings.socket_path))
+        caller.sendall(sent)
+        answer = b"".join(iter(lambda: caller.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"application/problem+json" in head
+    assert b"connection: close" in head.lower()
+    found = json.loads(body)
+    assert (found["status"], found["code"]) == (400, "E_MIG_BAD_REQUEST")
+    assert found["hint"]
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("../../secret", "leads out of the import root"),
+        ("a\0b", "is not a file name"),
+        ("x" * 300, "is longer than a file's name may be"),
+    ],
+)
+def test_a_path_that_is_refused_has_the_reason_and_a_hint(refusing: httpx.Client, path: str, why: str) -> None:
+    body = assert_problem(refusing.post("/host-files/inspect", json={"path": path}), 400, "E_MIG_HOST_PATH_REJECTED")
+    assert why in body["detail"]
+    assert body["hint"]

@@ -10,9 +10,12 @@ import socket
 from collections import Counter
 from typing import Any, ClassVar, Final
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from synvirt.api.callers.networks import network_of
+from synvirt.api.problems import problem
+from synvirt.errors import BadRequest
 from synvirt.sizes import KIB
 
 # A request's head is a few hundred bytes: even over a slow line around the world it arrives in this time.
@@ -89,6 +92,17 @@ class Held(H11Protocol):
             self._stop_waiting()
         elif self._waiting is None:
             self._wait()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP by a problem too, not by uvicorn's plain text."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer is under way
+            answer = problem(BadRequest("the request is not HTTP/1.1", hint="is HTTPS spoken where the setting tls is off?"))
+            head = h11.Response(
+                status_code=400, headers=[*answer.raw_headers, (b"connection", b"close")], reason=b"Bad Request"
+            )
+            for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """More waits to be sent than is good: from now on the caller has to take some of it now and then."""

@@ -27,6 +27,7 @@ _O_PATH = os.O_PATH | os.O_CLOEXEC
 
 # PATH_MAX with its NUL: a longer name cannot be opened, so it is refused.
 _NAME_MAX_BYTES = 4095
+_NAMES_HINT = "a path has at most 4095 bytes, each name on it 255, and no null byte"
 # The kernel's limit for one walk (MAXSYMLINKS).
 _LINKS_MAX = 40
 # openat2 answers EAGAIN while something in the tree is renamed; a walk that loses this often is under attack.
@@ -192,7 +193,7 @@ def _refuse_name(name: str) -> None:
     except UnicodeEncodeError:  # half of a surrogate pair, from a damaged descriptor
         fits = False
     if not fits:
-        raise HostPathRejected(f"{name[:80]!r} is not a file name")
+        raise HostPathRejected(f"{name[:80]!r} is not a file name", hint=_NAMES_HINT)
     # qemu reads a colon before the first slash as a protocol.
     head = name.split("/", 1)[0]
     if ":" in head:
@@ -223,8 +224,12 @@ def _translated(problem: OSError, name: str) -> Exception:
     match problem.errno:
         case errno.ENOENT | errno.ENOTDIR:
             return NotFound(f"there is no file {name!r}")
-        case errno.EXDEV | errno.ELOOP | errno.ENAMETOOLONG | errno.EAGAIN:
-            return HostPathRejected(f"{name!r} leads out of the import root")
+        case errno.ENAMETOOLONG:
+            return HostPathRejected(f"{name!r} is longer than a file's name may be", hint=_NAMES_HINT)
+        case errno.EXDEV | errno.ELOOP | errno.EAGAIN:
+            return HostPathRejected(
+                f"{name!r} leads out of the import root", hint="only files under the import root are opened"
+            )
         case number:
             return DiskReadFailed(f"{name!r} cannot be opened: {problem.strerror}", hint=_HINTS.get(number or 0))
 
