@@ -27,6 +27,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.repair import SPANS_LISTED, Span, listed
 from synvirt.proof.keeping import Receipts
 from synvirt.sizes import MIB
+from tests.drawn import shared_in_a_file
 from tests.fakes.workers import in_process
 from tests.fakes.zfs import FakeZfs
 from tests.house import VM, House, live_plan, offline_plan
@@ -36,8 +37,9 @@ DISK = "disk-0"
 DISK_BYTES = 5 * BLOCK_BYTES + 70_001
 
 
+@shared_in_a_file
 def content() -> bytes:
-    """Made when it is asked for: a constant would lie in each worker's memory as long as the suite runs."""
+    """A constant would lie in each worker's memory as long as the suite runs."""
     return random.Random(41).randbytes(2 * BLOCK_BYTES) + bytes(3 * BLOCK_BYTES) + random.Random(42).randbytes(70_001)
 
 

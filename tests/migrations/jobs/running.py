@@ -9,11 +9,13 @@ import pytest
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import KIB, MIB
+from tests.drawn import shared_in_a_file
 from tests.house import VM, House
 
 DISK = "disk-0"
 
 
+@shared_in_a_file
 def some_disk(size: int = 3 * MIB, seed: int = 1) -> bytes:
     """Data and zeros in turn, of a size that is a whole number of nothing."""
     source = random.Random(seed)

@@ -19,6 +19,7 @@ from synvirt.migrations.warm import deciding
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB, MIB
 from tests.cases import cases
+from tests.drawn import shared_in_a_file
 from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
 from tests.fakes.disks import MemoryReader, MemoryWriter
 from tests.fakes.workers import in_process
@@ -236,6 +237,13 @@ def test_one_lie_is_named_before_the_shutdown_of_a_job_that_cuts_over_at_once(ho
 LEDGER_BLOCKS, TAIL = 3, 70000
 
 
+@shared_in_a_file
+def _copied() -> tuple[bytes, list[bytes]]:
+    """Blocks of the ledger, of which the first is of zeros and the last a part; and their hashes."""
+    blocks = [bytes(LEDGER_BYTES), *(content(LEDGER_BYTES, 3 + block) for block in range(1, LEDGER_BLOCKS)), content(TAIL, 3)]
+    return b"".join(blocks), [digest_of(memoryview(bytearray(block))) for block in blocks]
+
+
 @given(
     truth=st.lists(st.booleans(), min_size=LEDGER_BLOCKS + 1, max_size=LEDGER_BLOCKS + 1),
     known=st.lists(st.booleans(), min_size=LEDGER_BLOCKS + 1, max_size=LEDGER_BLOCKS + 1),
@@ -247,8 +255,7 @@ def test_a_block_whose_hash_is_the_ledgers_is_not_read_from_the_copy(
     truth: list[bool], known: list[bool], changed: int, place: int
 ) -> None:
     """The source tells of some bytes of one block, which were copied; of others it lies."""
-    size = LEDGER_BLOCKS * LEDGER_BYTES + TAIL
-    copied = bytes(LEDGER_BYTES) + content(size - LEDGER_BYTES, 3)
+    size, (copied, digests) = LEDGER_BLOCKS * LEDGER_BYTES + TAIL, _copied()
     now_there = bytearray(copied)
     starts = [block * LEDGER_BYTES for block in range(LEDGER_BLOCKS + 1)]
     area = (starts[changed], 4096)
@@ -259,7 +266,7 @@ def test_a_block_whose_hash_is_the_ledgers_is_not_read_from_the_copy(
     source, volume = Bytes(bytes(now_there)), Bytes(copied)
 
     def digest(block: int) -> bytes | None:
-        return digest_of(memoryview(bytearray(copied[starts[block] : starts[block] + LEDGER_BYTES]))) if known[block] else None
+        return digests[block] if known[block] else None
 
     found = all_unchanged(ChangedReader(source, [area]), volume, known=digest)
     assert found.checked_bytes == size - area[1]

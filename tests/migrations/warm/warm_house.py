@@ -10,11 +10,13 @@ from synvirt.migrations.planning.retrying import has_kept_copy
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import MIB
+from tests.drawn import shared_in_a_file
 from tests.house import VM, Crash, House, crash_at, states
 
 DISK = "disk-0"
 
 
+@shared_in_a_file
 def content(size: int = 3 * MIB, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 
