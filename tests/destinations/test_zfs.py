@@ -12,6 +12,7 @@ from synvirt.destinations.zfs_command import REFUSALS, Zfs, ZfsRefused
 from synvirt.errors import DiskWriteFailed
 from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
 from tests.fakes.zfs import FakeZfs
+from tests.fakes.zfs_here import answered_here
 from tests.needs import need, need_root
 
 
@@ -31,8 +32,9 @@ def over(fake: FakeZfs, sleep: Callable[[float], None] = lambda _: None, **optio
 
 class TestDestination(DestinationContract):
     @pytest.fixture
-    def case(self, fake: FakeZfs) -> DestinationCase:
-        return DestinationCase(destination=over(fake), another=lambda: over(fake), volumes=fake.volumes)
+    def case(self, fake: FakeZfs) -> Iterator[DestinationCase]:
+        with answered_here():
+            yield DestinationCase(destination=over(fake), another=lambda: over(fake), volumes=fake.volumes)
 
 
 def test_what_carries_no_mark_of_its_own_is_never_destroyed(fake: FakeZfs) -> None:
@@ -49,6 +51,7 @@ def test_what_carries_no_mark_of_its_own_is_never_destroyed(fake: FakeZfs) -> No
     assert fake.volumes() == [other]
 
 
+@answered_here()
 def test_what_is_busy_is_asked_again(fake: FakeZfs) -> None:
     waited: list[float] = []
     destination = over(fake, waited.append)
@@ -60,6 +63,7 @@ def test_what_is_busy_is_asked_again(fake: FakeZfs) -> None:
     assert fake.volumes() == []
 
 
+@answered_here()
 def test_a_volume_of_a_pool_that_is_not_imported_is_not_taken_for_gone(fake: FakeZfs) -> None:
     """Its watermarks and its ledger entry would go, and the volume would come back with its pool and stay."""
     destination = over(fake)
@@ -85,6 +89,7 @@ def test_free_leaves_zfs_its_own_room(tmp_path: Path) -> None:
     assert over(fake).free_bytes() == 15 << 20
 
 
+@answered_here()
 def test_a_link_that_never_comes_is_an_error_and_the_volume_can_be_destroyed(fake: FakeZfs) -> None:
     elsewhere = ZfsDestination("tank", "synvirt", zfs=Zfs(fake.program), devices=Path("/nowhere"), link_timeout_s=0.1)
     name = elsewhere.volume_name(uuid4(), "disk")

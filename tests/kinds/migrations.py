@@ -7,9 +7,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import pytest
-
-from synvirt.destinations import zfs_command
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
 from synvirt.jobs.process import started
@@ -17,13 +14,13 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
 from synvirt.model.plan import Limits, MigrationPlan
-from synvirt.programs import Output, ProgramFailed
 from synvirt.sizes import KIB, MIB
 from tests.drawn import drawn
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import BUSES, FakeHypervisor
 from tests.fakes.workers import in_process
-from tests.fakes.zfs import FakeZfs, Refused, answered
+from tests.fakes.zfs import FakeZfs
+from tests.fakes.zfs_here import answered_here
 from tests.house import VM, House, live_plan, offline_plan
 from tests.kinds.laws import End, Place, World
 from tests.offline.appliances import image, raw_disk
@@ -303,20 +300,11 @@ def _image_of(key: str) -> str:
 
 
 class OnZfs(InHouse):
-    """On a fake zfs, whose volumes are real block devices. Its commands are answered here: hundreds of processes say the same,
-    and the contract suite of destinations starts them."""
+    """On a fake zfs, whose volumes are real block devices."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(Scenario(partial(offline, keys=(DISK,))), place)
-        patched = pytest.MonkeyPatch()
-        patched.setattr(zfs_command, "run", self.zfs)
-        place.closing.callback(patched.undo)
-
-    def zfs(self, argv: Sequence[str], **_: object) -> Output:
-        try:
-            return Output(answered(self.fake.folder, argv[1], list(argv[2:])), "")
-        except Refused as refused:
-            raise ProgramFailed("zfs", 1, str(refused)) from None
+        place.closing.enter_context(answered_here())
 
     def made_house(self, **fields: Any) -> House:
         if "zfs" not in self.place.outside:

@@ -13,6 +13,7 @@ from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
 from tests.contracts.destinations import SIZE, write
 from tests.fakes.zfs import FakeZfs
+from tests.fakes.zfs_here import answered_here
 from tests.house import Crash
 from tests.needs import need, need_root
 
@@ -47,7 +48,8 @@ def fakes(tmp_path: Path) -> Iterator[Callable[[], FakeZfs]]:
         made.append(FakeZfs(tmp_path / f"zfs-{len(made)}"))
         return made[-1]
 
-    yield make
+    with answered_here():
+        yield make
     for fake in made:
         fake.close()
 
