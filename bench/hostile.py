@@ -48,7 +48,7 @@ IMAGES = {
     "a-v2.qcow2": ("qcow2", "compat=0.10,cluster_size=4096"),
     "sparse.vmdk": ("vmdk", "subformat=monolithicSparse"),
     "stream.vmdk": ("vmdk", "subformat=streamOptimized"),
-    "a.vhdx": ("vhdx", ""),
+    "a.vhdx": ("vhdx", "block_size=1M"),
     "a.vhd": ("vpc", "subformat=dynamic"),
     "a.vdi": ("vdi", ""),
 }
