@@ -87,11 +87,9 @@ def create_app(
     stopping = threading.Event()
     app.state.stopping = stopping
 
-    migrator = APIRouter(prefix=f"{api_prefix}/migrator", dependencies=[Depends(known_parameters)])
-    migrator.include_router(migrations_router(intake, stopping=stopping.is_set, pace=pace or Pace()))
-    for router in routers:
-        migrator.include_router(router)
-    app.include_router(migrator)
+    # Each by itself: of a router in a router FastAPI makes the routes a third time.
+    for router in (migrations_router(intake, stopping=stopping.is_set, pace=pace or Pace()), *routers):
+        app.include_router(router, prefix=f"{api_prefix}/migrator", dependencies=[Depends(known_parameters)])
     site = pages(stopping.is_set)
     for page in site.routers:
         app.include_router(page, prefix=base_url, include_in_schema=False)
