@@ -25,10 +25,11 @@ from synvirt.model.kinds import LiveKind
 @dataclass(frozen=True, slots=True)
 class Platform:
     """`form`: the settings of a source. `open`: makes its adapter, without a connection; BadRequest, where the access does not
-    fit the form."""
+    fit the form. `ids_stay`: a VM keeps its id, a UUID, on the host of another source."""
 
     form: Form[Any, Any]
     open: Callable[[SourceAccess], LiveAdapter]
+    ids_stay: bool = False
 
     @property
     def kind(self) -> LiveKind:
@@ -39,7 +40,7 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform(VIM_API, VimApi),
     Platform(WMI_API, WmiApi),
     Platform(PVE_API, pve_api),
-    Platform(LIBVIRT_REMOTE, libvirt_remote),
+    Platform(LIBVIRT_REMOTE, libvirt_remote, ids_stay=True),
     Platform(XEN_API, XenApi),
     Platform(PRISM_API, PrismApi),
 )

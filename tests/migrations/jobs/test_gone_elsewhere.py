@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ import pytest
 from synvirt.errors import SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.jobs.stop import Stop
 from synvirt.live import GuestElsewhere
+from synvirt.live.registry import BY_KIND
 from synvirt.migrations.job import Job
 from synvirt.migrations.sources import elsewhere
 from synvirt.migrations.sources.elsewhere import name_new_source
@@ -119,3 +121,14 @@ def test_a_source_that_fails_or_hangs_and_a_cancel_leave_the_error_as_it_is(
     monkeypatch.setattr(elsewhere, "WITHIN_S", 0.01)
     monkeypatch.setattr(elsewhere, "_runs_there", hangs)
     assert named(house, job, GuestElsewhere("moved", hint="as it was")) == "as it was"
+
+
+def test_no_source_is_asked_where_the_platform_gives_a_moved_vm_another_id(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = house.intake.submit(live_plan())
+    another(house, "kvm2")
+    lines = {kind: replace(platform, ids_stay=False) for kind, platform in BY_KIND.items()}
+    monkeypatch.setattr(elsewhere, "BY_KIND", lines)
+    gone = VmNotFound("gone")
+    assert named(house, job, gone) == VmNotFound("gone").hint

@@ -12,14 +12,12 @@ import structlog
 
 from synvirt.errors import SynvirtError, VmNotFound
 from synvirt.live import GuestElsewhere
+from synvirt.live.registry import BY_KIND
 from synvirt.migrations.job import Job
-from synvirt.model.kinds import LiveKind
 from synvirt.model.sources import Source
 
 log = structlog.get_logger(__name__)
 
-# Platforms whose VMs keep their id, a UUID, on the host of another source.
-KEEP_THEIR_ID: Final = frozenset({LiveKind.LIBVIRT_REMOTE})
 # The job has failed, and its owner waits for the reason.
 WITHIN_S: Final = 10.0
 ASKED_MOST: Final = 32
@@ -31,7 +29,8 @@ _left: set[asyncio.Task[bool]] = set()
 
 async def name_new_source(job: Job, error: SynvirtError) -> None:
     """Names in the hint of the job's error the other source on which its guest runs now, if there is one. Never raises."""
-    if not isinstance(error, VmNotFound | GuestElsewhere) or job.migration.plan.source.Live not in KEEP_THEIR_ID:
+    kind = job.migration.plan.source.Live
+    if not isinstance(error, VmNotFound | GuestElsewhere) or kind is None or not BY_KIND[kind].ids_stay:
         return
     try:
         names = await job.stop.or_stop(_found(job))
