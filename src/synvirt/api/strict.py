@@ -1,6 +1,5 @@
 """Requests beyond their path: the query parameters that a route takes, and HEAD for every GET."""
 
-import difflib
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.errors import BadRequest
+from synvirt.nearest import did_you_mean
 
 # The caller's text comes back in the answer: enough to recognise it.
 _NAME_CHARS_SHOWN = 100
@@ -28,11 +28,11 @@ def known_parameters(request: Request) -> None:
         if name in known and not several[name] and len(request.query_params.getlist(name)) > 1:
             raise BadRequest(f"{name}: is given more than once", hint="give it once: it is not known which one counts")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = did_you_mean(name, known)
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise BadRequest(
                 f"{name[:_NAME_CHARS_SHOWN]}: is not a parameter of {request.method} {request.url.path[:_NAME_CHARS_SHOWN]}",
-                hint=f"did you mean {near[0]}? {takes}" if near else takes,
+                hint=f"{near} {takes}" if near else takes,
             )
 
 

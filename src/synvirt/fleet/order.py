@@ -4,7 +4,6 @@ The graph has a node for each member and for each group. A member after a group 
 of its members. So five thousand members after a group of five hundred are 5,500 edges, not 2.5 million.
 """
 
-import difflib
 import heapq
 import posixpath
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from synvirt.migrations.planning.foreseen import PlanProblem
 from synvirt.migrations.planning.windows import check as check_window
 from synvirt.model.plan import HostPathRef, LiveVmRef, RemoteUrlRef, UploadRef
 from synvirt.model.windows import Window
+from synvirt.nearest import did_you_mean
 
 # A list of ten thousand problems helps no reader.
 PROBLEMS_MAX = 200
@@ -133,9 +133,7 @@ def _references(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
 
 def _unknown(field: str, what: str, name: str, known: Collection[str]) -> PlanProblem:
     alike = sorted(one for one in known if one[:1].lower() == name[:1].lower() and abs(len(one) - len(name)) <= 3)
-    near = difflib.get_close_matches(name, alike[:COMPARED_MAX], n=1, cutoff=0.5)
-    listed = ", ".join(heapq.nsmallest(20, known)) or "none"
-    hint = f"did you mean {near[0]}?" if near else f"there is {listed}"
+    hint = did_you_mean(name, alike[:COMPARED_MAX]) or f"there is {', '.join(heapq.nsmallest(20, known)) or 'none'}"
     return PlanProblem(field=field, detail=f"the wave has no {what} called {name!r}", hint=hint)
 
 

@@ -11,7 +11,6 @@ format is a mistake.
 """
 
 import csv
-import difflib
 import io
 import json
 import re
@@ -30,6 +29,7 @@ from synvirt.mistakes import place, worded
 from synvirt.model.checks import Check
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import Model, Name
+from synvirt.nearest import did_you_mean
 from synvirt.sizes import MIB
 
 CSV_BYTES_MAX = 64 * MIB
@@ -293,10 +293,8 @@ class _Reader:
             if ours is not None:
                 self._heading.setdefault(ours, name)
             elif not foreign:
-                near = difflib.get_close_matches(name.lower(), _OURS, n=1)
-                self._wrong(
-                    1, name, "there is no such column", f"did you mean {near[0]}?" if near else f"known: {', '.join(_OURS)}"
-                )
+                hint = did_you_mean(name.lower(), _OURS) or f"known: {', '.join(_OURS)}"
+                self._wrong(1, name, "there is no such column", hint)
         if not {"vm", "vm_id", "plan"} & set(self._heading):
             self._wrong(1, "vm", "no column says which VM is meant", "use a column vm, or VM ID with VI SDK UUID")
 
@@ -394,8 +392,7 @@ class _Reader:
             self._wrong(number, self._heading[column], f"{len(several)} VMs are {text!r}, of {where}", hint)
             return None
         alike = sorted(one for one in found_by if one[:1].lower() == text[:1].lower())[:300]
-        near = difflib.get_close_matches(text, alike, n=1)
-        self._wrong(number, self._heading[column], f"no source has a VM {text!r}", f"did you mean {near[0]}?" if near else None)
+        self._wrong(number, self._heading[column], f"no source has a VM {text!r}", did_you_mean(text, alike))
         return None
 
     def _rule(self, number: int, group: str, rule: str) -> None:
@@ -421,8 +418,7 @@ class _Reader:
             if len(self.problems) >= PROBLEMS_MAX:
                 return
             alike = sorted(one for one in known if one[:1] == name[:1])[:300]
-            near = difflib.get_close_matches(name, alike, n=1)
-            hint = f"did you mean {near[0]}?" if near else "give the id of another row, or an app"
+            hint = did_you_mean(name, alike) or "give the id of another row, or an app"
             self._wrong(number, self._heading["depends_on"], f"no row or app is called {name!r}", hint)
 
 

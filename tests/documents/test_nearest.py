@@ -1,0 +1,26 @@
+"""One rule for the name that was probably meant, wherever a name is looked for."""
+
+import ast
+from pathlib import Path
+
+import synvirt
+from synvirt.nearest import did_you_mean
+
+ROOT = Path(synvirt.__file__).parent
+# It lists several names of VMs, and names none that was meant.
+LISTS = {"fleet/querying.py"}
+
+
+def test_no_module_has_a_limit_of_its_own() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        if "difflib" in (text := path.read_text())
+        and any(isinstance(node, ast.Attribute) and node.attr == "get_close_matches" for node in ast.walk(ast.parse(text)))
+    }
+    assert found == {"nearest.py"} | LISTS
+
+
+def test_what_is_half_alike_is_not_meant() -> None:
+    assert did_you_mean("night", ["eight", "daily"]) == "did you mean eight?"
+    assert did_you_mean("nite", ["niteroi-weekend"]) is None
