@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from synvirt.errors import BadRequest
+from synvirt.jobs.process import started
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import State
 from synvirt.offline.hyperv.tool import vmcx_tool
@@ -65,7 +66,7 @@ def tools(folder: Path) -> list[str]:
 
 
 def test_our_own_way_from_the_plan_to_the_running_domain(tmp_path: Path) -> None:
-    house = by_tool(tmp_path, "fail", "own")
+    house = by_tool(tmp_path, "fail", "own", workers=started)
     job = run(house)
     assert states(job) == [State.QUEUED, State.COPYING_FULL, State.STARTING, State.COMPLETED]
     check_volumes(house, job)
@@ -75,7 +76,7 @@ def test_our_own_way_from_the_plan_to_the_running_domain(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("manner", ["well", "backwards", "percent", "chatter"])
 def test_the_tools_way_from_the_plan_to_the_running_domain(tmp_path: Path, manner: str) -> None:
-    house = by_tool(tmp_path, manner)
+    house = by_tool(tmp_path, manner, workers=started)
     job = run(house)
     assert states(job) == [State.QUEUED, State.COPYING_FULL, State.STARTING, State.COMPLETED]
     check_volumes(house, job)

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from synvirt.jobs.process import started
 from synvirt.model.kinds import OfflineKind
 from synvirt.offline.hyperv.tool import VmcxTool
+from tests.fakes.workers import in_process
 from tests.house import House
 from tests.migrations.engine_process import serve
 from tests.offline.hyperv import conversion_tool
@@ -18,7 +20,8 @@ Way = Literal["auto", "tool", "own"]
 
 
 def by_tool(folder: Path, manner: str, way: Way = "tool", **fields: Any) -> House:
-    """A house where exports are imported by a tool of that manner."""
+    """A house where exports are imported by a tool of that manner, and copied in this process if `fields` say nothing else."""
+    fields.setdefault("workers", in_process)
     limits = {"timeout_s": fields.pop("timeout_s", 120), "driver": fields.pop("driver", "hyperv")}
     command = conversion_tool.install(folder / "bin")
     tool = VmcxTool(folder / "passthrough", way, command, arguments=conversion_tool.arguments(manner), **limits)
@@ -29,4 +32,4 @@ def by_tool(folder: Path, manner: str, way: Way = "tool", **fields: Any) -> Hous
 
 if __name__ == "__main__":
     folder, url, manner = sys.argv[1:]
-    serve(by_tool(Path(folder), manner, store_url=url))
+    serve(by_tool(Path(folder), manner, store_url=url, workers=started))

@@ -130,6 +130,13 @@ def test_a_packed_export_of_version_1_says_what_to_do(packing: str, tmp_path: Pa
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, real_importers=True, workers=in_process)
+    yield house
+    house.close()
+
+
+@pytest.fixture
+def house_of_processes(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path, real_importers=True)
     yield house
     house.close()
@@ -155,16 +162,16 @@ def _kill_workers(store: Store, job: Migration, times: int, killed: list[int]) -
 
 
 @both
-def test_a_killed_worker_goes_on_from_its_watermark(packing: str, house: House) -> None:
-    path = exported(house.imports, packing)
-    job = house.intake.submit(offline_plan(path, kind="xva_archive", limits={"bandwidth_bps": 3 * MIB // 2}))
+def test_a_killed_worker_goes_on_from_its_watermark(packing: str, house_of_processes: House) -> None:
+    path = exported(house_of_processes.imports, packing)
+    job = house_of_processes.intake.submit(offline_plan(path, kind="xva_archive", limits={"bandwidth_bps": 3 * MIB // 2}))
     killed: list[int] = []
-    killer = threading.Thread(target=_kill_workers, args=(house.store, job, 2, killed))
+    killer = threading.Thread(target=_kill_workers, args=(house_of_processes.store, job, 2, killed))
     killer.start()
-    ended = house.run(job.id)
+    ended = house_of_processes.run(job.id)
     killer.join()
     assert len(killed) == 2
-    check_volumes(house, ended, usual_disks())
+    check_volumes(house_of_processes, ended, usual_disks())
     assert workers() == []
 
 
