@@ -86,7 +86,8 @@ def fail_in_json(_source: Path, folder: Path) -> int:
 
 
 def chatter(_source: Path, _folder: Path) -> int:
-    for number in range(200_000):
+    """Ten times what a pipe takes, on each of both."""
+    for number in range(30_000):
         print(f"{number} of nothing in particular, 7/0, 300% sure", file=sys.stderr if number % 2 else sys.stdout)
     return 0
 
