@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -27,7 +26,7 @@ from synvirt.disks.specs import BlockWriterSpec, written
 from synvirt.errors import DiskWriteFailed
 from synvirt.privileged import preparing
 from tests.contracts.destinations import SIZE, read, write
-from tests.guest.zvols import POOL, below, in_a_child, new_destination, prop, root, used_bytes, volumes, zfs
+from tests.guest.zvols import POOL, below, in_a_child, new_destination, prop, root, small_pool, used_bytes, volumes, zfs
 
 MIB = 1 << 20
 
@@ -105,13 +104,9 @@ def test_zeros_are_written_where_nothing_can_be_discarded(
 
 
 def test_a_full_pool_is_no_space_left(tmp_path: Path) -> None:
-    image = tmp_path / "small"
-    image.write_bytes(b"")
-    os.truncate(image, 64 * MIB)
-    subprocess.run(["zpool", "create", "-m", "none", "small", str(image)], check=True)
-    try:
+    with small_pool("small", tmp_path / "small"):
         destination = new_destination("small")
-        assert destination.free_bytes() < 64 * MIB
+        assert destination.free_bytes() < 16 * MIB
         name = destination.volume_name(uuid4(), "disk")
         destination.create(name, 256 * MIB)
         with pytest.raises(DiskWriteFailed, match="No space left") as caught:
@@ -119,17 +114,13 @@ def test_a_full_pool_is_no_space_left(tmp_path: Path) -> None:
         assert caught.value.hint
         destination.destroy(name)
         assert volumes(destination) == []
-    finally:
-        # A volume that was just destroyed is let go of a moment later.
-        while subprocess.run(["zpool", "destroy", "small"], capture_output=True).returncode:
-            time.sleep(0.5)
 
 
 def write_until_full(destination: ZfsDestination, name: str, size: int) -> None:
     writer = open_writer(destination.open(name, size))
     try:
-        for at in range(0, size, 8 * MIB):
-            writer.write(at, memoryview(os.urandom(8 * MIB)))
+        for at in range(0, size, 4 * MIB):
+            writer.write(at, memoryview(os.urandom(4 * MIB)))
             writer.flush()
     finally:
         writer.close()

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from tests.fakes.workers import in_process
 from tests.guest import forked_workers
-from tests.guest.zvols import POOL, new_destination, root, used_bytes, volumes
+from tests.guest.zvols import POOL, new_destination, root, small_pool, used_bytes, volumes
 from tests.house import House, offline_plan
 from tests.migrations.engine_process import serve
 
@@ -190,23 +189,18 @@ def test_a_cancelled_job_leaves_no_dataset(house: House, destination: ZfsDestina
 
 def test_a_pool_that_runs_full_fails_the_job_and_leaves_no_dataset(tmp_path: Path) -> None:
     """The source says nothing of how much it uses, so it is not foreseen."""
-    image = tmp_path / "small"
-    image.touch()
-    os.truncate(image, 64 * MIB)  # the least that zpool takes; half of it can be used
-    subprocess.run(["zpool", "create", "-m", "none", "full", str(image)], check=True)
-    destination = new_destination("full")
     folder = tmp_path / "house"
     folder.mkdir()
-    house = House(folder, destination=destination, workers=in_process)
-    try:
-        job = house.run(submitted(house, random.Random(3).randbytes(MIB) * 40).id)
-        assert job.state == State.FAILED
-        assert job.last_error is not None
-        assert job.last_error.code == "E_MIG_DISK_WRITE_FAILED"
-        assert "No space left" in job.last_error.message
-        assert volumes(destination) == []
-        assert root(destination).startswith("full/")
-    finally:
-        house.close()
-        while subprocess.run(["zpool", "destroy", "full"], capture_output=True).returncode:
-            time.sleep(0.5)
+    with small_pool("full", tmp_path / "small"):
+        destination = new_destination("full")
+        house = House(folder, destination=destination, workers=in_process)
+        try:
+            job = house.run(submitted(house, random.Random(3).randbytes(MIB) * 24).id)
+            assert job.state == State.FAILED
+            assert job.last_error is not None
+            assert job.last_error.code == "E_MIG_DISK_WRITE_FAILED"
+            assert "No space left" in job.last_error.message
+            assert volumes(destination) == []
+            assert root(destination).startswith("full/")
+        finally:
+            house.close()

@@ -4,8 +4,11 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from uuid import UUID
 
 from synvirt.destinations.zfs import ZfsDestination
@@ -38,6 +41,21 @@ def in_a_child(does: Callable[[], object]) -> str:
         text = lines.read()
     os.waitpid(child, 0)
     return text
+
+
+@contextmanager
+def small_pool(name: str, image: Path) -> Iterator[None]:
+    """Of the least size that zpool takes, half of which can be used; others have reserved the most of that."""
+    image.touch()
+    os.truncate(image, 64 << 20)
+    subprocess.run(["zpool", "create", "-m", "none", name, str(image)], check=True)
+    try:
+        zfs("create", "-o", "reservation=16M", f"{name}/theirs")
+        yield
+    finally:
+        # A volume that was just destroyed is let go of a moment later.
+        while subprocess.run(["zpool", "destroy", name], capture_output=True).returncode:
+            time.sleep(0.5)
 
 
 def new_destination(pool: str = POOL) -> ZfsDestination:
