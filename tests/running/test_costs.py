@@ -39,9 +39,10 @@ def test_who_takes_much_is_named_and_a_worker_above_its_bound_too(
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "conftest.py").write_text(CONFTEST.format(worker_mib=worker_mib))
     (tmp_path / "test_some.py").write_text(TESTS)
-    argv = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--durations", "1", "-c", "pytest.ini"]
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", str(workers), "--durations", "1", "-c", "pytest.ini"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    # Schemathesis alone takes a second to load, in each process.
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"MiB more memory, to .*::(\w+)", done.stdout) == ["test_much"]
