@@ -38,6 +38,8 @@ VARIANTS = {
 # The end of a compressed stream is found only by inflating it: `disk info` reads no data.
 COMPRESSED = {"qcow2 compressed", "qcow2 zstd", "vmdk stream", "ova"}
 
+PIECE_BYTES = 64 << 10
+
 
 @shared_in_a_file
 def made(folder: Path, variant: str) -> tuple[Path, Path, bytes]:
@@ -68,6 +70,17 @@ def disk(*arguments: str | Path) -> int:
     return CliRunner().invoke(app, ["disk", *map(str, arguments)]).exit_code
 
 
+def _restore(file: Path, whole: bytes, kept: int) -> None:
+    """The file's end once more, but for its zeros: most of it, which take as long to write as a conversion."""
+    with file.open("r+b") as cut:
+        cut.truncate(len(whole))
+        for at in range(kept, len(whole), PIECE_BYTES):
+            piece = whole[at : at + PIECE_BYTES]
+            if piece.count(0) < len(piece):
+                cut.seek(at)
+                cut.write(piece)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @given(data=st.data())
 def test_no_conversion_of_a_cut_image_succeeds_with_other_content(folder: Path, variant: str, data: st.DataObject) -> None:
@@ -79,9 +92,7 @@ def test_no_conversion_of_a_cut_image_succeeds_with_other_content(folder: Path, 
     try:
         info, converted = disk("info", image), disk("convert", image, target)
     finally:
-        with file.open("r+b") as cut:
-            cut.seek(kept)
-            cut.write(whole[kept:])
+        _restore(file, whole, kept)
     if converted == 0:
         assert target.read_bytes() == content(variant)
     if info == 0 and variant not in COMPRESSED:
