@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from synvirt.cli.program import shown
+from synvirt.cli.program import print_sheet
 
 
 def describe(kind: str, manifest: Any) -> None:
@@ -26,5 +26,4 @@ def describe(kind: str, manifest: Any) -> None:
             for concern in manifest.concerns
         ),
     ]
-    for name, value in rows:
-        print(f"{name:12} {shown(value)}")
+    print_sheet(rows)

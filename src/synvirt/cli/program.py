@@ -6,6 +6,7 @@
 import errno
 import os
 import sys
+from collections.abc import Iterable
 
 from synvirt.errors import BadRequest, DiskWriteFailed, Internal, SynvirtError
 
@@ -89,6 +90,18 @@ def print_error(code: str, detail: str, hint: str | None) -> None:
 def say(text: str, *, as_json: bool) -> None:
     """Prints a line for people: on stderr, if stdout is JSON."""
     print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def sheet(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """What is known of one thing, as lines for people: each a name and a value, the values below each other."""
+    rows = list(rows)
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"{name:{width}} {shown(value)}".rstrip() for name, value in rows]
+
+
+def print_sheet(rows: Iterable[tuple[str, str]]) -> None:
+    for line in sheet(rows):
+        print(line)
 
 
 def shown(text: str) -> str:

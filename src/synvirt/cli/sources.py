@@ -9,7 +9,7 @@ import typer
 
 from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_table, segment
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import FAILED, shown
+from synvirt.cli.program import FAILED, print_sheet, shown
 from synvirt.cli.secret import secret
 from synvirt.nearest import did_you_mean, most_like, none_of
 
@@ -155,12 +155,11 @@ def show(options: Options, source: SourceId) -> None:
         print(answer)
         return
     found = json.loads(answer)
-    for name in ("id", "name", "kind", "endpoint", "created_at"):
-        print(f"{name:11} {shown(str(found[name]))}")
-    for name, value in found["options"].items():
-        if value not in (None, ""):
-            print(f"{'option':11} {shown(name)} = {shown(_option_text(value))}")
-    print(f"{'tested':11} {_tested(found)}")
+    rows = [(name, str(found[name])) for name in ("id", "name", "kind", "endpoint", "created_at")]
+    rows += [
+        ("option", f"{name} = {_option_text(value)}") for name, value in found["options"].items() if value not in (None, "")
+    ]
+    print_sheet([*rows, ("tested", _tested(found))])
 
 
 @app.command()

@@ -10,7 +10,7 @@ from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_ta
 from synvirt.cli.migrating.importing import print_inspection
 from synvirt.cli.migrating.upload_shown import send
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown
+from synvirt.cli.program import print_sheet, shown
 
 app = typer.Typer(no_args_is_help=True, help="Archives sent to the service, to be imported from there.")
 
@@ -74,8 +74,7 @@ def show(options: Options, upload: UploadId) -> None:
     if options.json:
         print(answer)
         return
-    for name, value in json.loads(answer).items():
-        print(f"{name:11} {shown(str(value))}")
+    print_sheet((name, str(value)) for name, value in json.loads(answer).items())
 
 
 @app.command("rm", hidden=True)

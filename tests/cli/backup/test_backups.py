@@ -65,7 +65,7 @@ def test_a_run_is_reported_as_it_moves_and_what_came_of_it(run: Run, job: str) -
     (point,) = [line.split()[-1] for line in lines if line.startswith("restore point ")]
     assert lines[-1].startswith("3.0 MiB read, 3.0 MiB stored")
     shown = run("backup", "show", json.loads(run("backup", "runs", "--json").stdout)["items"][0]["id"]).stdout
-    for part in ("completed", "asked", f"job       {job}", point, "web"):
+    for part in ("completed", "asked", job, point, "web"):
         assert part in shown
 
 

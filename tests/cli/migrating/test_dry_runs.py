@@ -80,7 +80,7 @@ def test_a_plan_in_a_file_is_dry_run_and_makes_no_job(service: Service, run: Run
     assert "disk0: file" in done.stdout
     assert "1.0 GiB to read, about 12 s; the guest is off for 3 s, 9 s at p95 (2 jobs)" in done.stdout
     assert "memory: 1 GiB → 2 GiB (asked for)" in done.stdout
-    assert "problem    --network: there is no network; did you mean bridge:br0?" in done.stdout
+    assert "problem  --network: there is no network; did you mean bridge:br0?" in done.stdout
     assert json.loads(run("--json", "migrations", "dry-run", file).stdout)["problems"] == [PROBLEM.model_dump()]
     file.write_text(PLAN.model_copy(update={"name": "right"}).model_dump_json())
     done = run("migrations", "dry-run", file)

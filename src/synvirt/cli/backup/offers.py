@@ -6,7 +6,7 @@ import typer
 
 from synvirt.cli.listing import Cursor, Limit, print_page, print_table, segment
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown
+from synvirt.cli.program import print_sheet, shown
 from synvirt.sizes import sized
 
 PATH = "/backup/offers"
@@ -39,9 +39,11 @@ def show_offer(options: Options, offer: Offer) -> None:
     if options.json:
         print(answer)
         return
-    for name, value in json.loads(answer).items():
-        text = ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
-        print(f"{name:20} {shown(text)}".rstrip())
+    print_sheet((name, _text(value)) for name, value in json.loads(answer).items())
+
+
+def _text(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
 
 
 @with_options

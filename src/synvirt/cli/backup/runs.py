@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from synvirt.cli.listing import at
-from synvirt.cli.program import FAILED, INTERRUPTED, print_error, say, shown
+from synvirt.cli.program import FAILED, INTERRUPTED, print_error, print_sheet, say, shown
 from synvirt.sizes import sized
 
 if TYPE_CHECKING:
@@ -109,6 +109,5 @@ def sheet(run: "BackupRun") -> None:
         rows.append(("guest", f"{guest.vm_name}: {guest.way}, {sized(read)} read{froze}"))
     rows += [("instant", run.instant.state)] if run.instant else []
     rows += [("warning", f"{one.code}: {one.message}") for one in run.warnings]
-    for name, value in rows:
-        print(f"{name:9} {shown(value)}")
+    print_sheet(rows)
     show_result(run)

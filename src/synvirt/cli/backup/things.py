@@ -1,7 +1,7 @@
 """Shows or removes one thing of the backups: synvirt backup show-job, show-point, show-repository, remove-run …"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,7 +9,7 @@ from synvirt.cli.backup.asking import JOBS, POINTS, REPOSITORIES, RUNS, Job, Poi
 from synvirt.cli.listing import Listed, id_of
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.pictures import save
-from synvirt.cli.program import shown
+from synvirt.cli.program import print_sheet
 
 
 @with_options
@@ -68,6 +68,10 @@ def _show(options: Options, listed: Listed, one: str) -> None:
     if options.json:
         print(answer)
         return
-    for name, value in json.loads(answer).items():
-        text = json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
-        print(f"{name:20} {shown(text)}".rstrip())
+    print_sheet((name, _text(value)) for name, value in json.loads(answer).items())
+
+
+def _text(value: Any) -> str:
+    import json
+
+    return json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)

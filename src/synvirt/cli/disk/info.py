@@ -1,12 +1,11 @@
 """synvirt disk info: the facts in a disk's image, and how much of it is data."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from synvirt.blocks import DiskReader, coalesced
 from synvirt.cli.disk.images import Found
-from synvirt.cli.program import shown
+from synvirt.cli.program import sheet
 from synvirt.disks import open_reader
 from synvirt.disks.layers import Layer, check_whole, layer_of
 from synvirt.disks.nbd.fallback import is_encrypted_qcow2, is_luks
@@ -47,10 +46,9 @@ def described(found: Found) -> dict[str, Any]:
     }
 
 
-def lines_of(disk: dict[str, Any]) -> Iterator[str]:
+def lines_of(disk: dict[str, Any]) -> list[str]:
     """The description of a disk as lines for people."""
-    for name, value in disk.items():
-        yield f"{name:21} {shown(_text(name, value))}"
+    return sheet((name, _text(name, value)) for name, value in disk.items())
 
 
 def _text(name: str, value: Any) -> str:

@@ -14,7 +14,7 @@ import typer
 from synvirt.cli.listing import at
 from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
-from synvirt.cli.program import FAILED, shown
+from synvirt.cli.program import FAILED, print_sheet
 from synvirt.errors import BadRequest, SynvirtError, content_of
 from synvirt.sizes import counted, duration, sized
 
@@ -111,8 +111,7 @@ def show_dry_run(options: Options, client: "Client", plan: dict[str, Any]) -> No
     if options.json:
         print(answer)
     else:
-        for name, value in _rows(found):
-            print(f"{name:10} {shown(value)}")
+        print_sheet(_rows(found))
     if found["problems"]:
         raise typer.Exit(FAILED)
 

@@ -9,7 +9,7 @@ import typer
 from synvirt.cli.listing import Cursor, at, full_id, print_table
 from synvirt.cli.migrating.following import follow, follow_several
 from synvirt.cli.options import Options, confirm, with_options
-from synvirt.cli.program import shown
+from synvirt.cli.program import print_sheet, shown
 
 if TYPE_CHECKING:
     from synvirt.model.job import Forecast, Migration, OutageForecast, Pass
@@ -355,8 +355,7 @@ def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
     rows += [("boot", f"{attempt.disk_bus}: {outcome(attempt)}") for attempt in job.boot_attempts]
     rows += [("repair", line) for line in found_by(job)]
     rows += [("history", f"{at(visit.at)} {visit.state}") for visit in job.history]
-    for name, value in rows:
-        print(f"{name:9} {shown(value)}")
+    print_sheet(rows)
 
 
 def _passes(job: "Migration") -> list[str]:

@@ -6,7 +6,7 @@ import typer
 
 from synvirt.cli.listing import Cursor, Limit, at, print_page, print_table, segment
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown
+from synvirt.cli.program import print_sheet, shown
 
 app = typer.Typer(
     help="When jobs cut over that name a window.\n\nExample: synvirt windows list",
@@ -64,8 +64,7 @@ def show(options: Options, window: WindowId) -> None:
     rows += [("closed", f"{one['start']} to {one['end']}") for one in found["lockouts"]]
     opens = f"{at(found['opens_at'])} to {at(found['closes_at'])}" if found["opens_at"] else "it does not open again"
     rows += [("open now" if found["open"] else "opens", opens)]
-    for name, value in rows:
-        print(f"{name:9} {shown(value)}")
+    print_sheet(rows)
 
 
 @app.command()
