@@ -66,7 +66,7 @@ class Collected:
             self._failed.append(report)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        from tests.running.forking import serve
+        from tests.running.orders import serve
 
         capturing: Any = session.config.pluginmanager.getplugin("capturemanager")
         capturing.stop_global_capturing()  # into files, which each worker has to itself

@@ -4,24 +4,20 @@ It has loaded what they load and made what each service makes, has one thread, a
 socket and the program's standard files; its process id is said there, and how it ended.
 """
 
-import fcntl
 import gc
 import importlib
 import io
-import json
 import os
 import pickle
 import pkgutil
 import runpy
-import select
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +29,8 @@ from synvirt.settings import Settings
 from tests.fakes.service import Service
 from tests.running import forked
 from tests.running.made_once import ANSWERS, made_once
+from tests.running.orders import serve
 from tests.running.store_template import stores_from
-
-ORDER_BYTES = 1 << 20
-FILES_MAX = 10
 
 # Beside all of synvirt: what programs of tests are made of, and what libraries load once a service runs.
 LOADED = ("tests.house", "tests.contracts.hypervisors", "anyio._backends._asyncio", "uvicorn.lifespan.off")
@@ -69,70 +63,6 @@ def _ask_programs(folder: Path) -> None:
     with os.fdopen(reading, "rb") as answers:
         ANSWERS.update(pickle.load(answers))
     os.wait()
-
-
-def serve(control: socket.socket) -> dict[str, Any] | None:
-    """In each forked process: what it is to run, and the socket that it was ordered by. In this one: None, once nobody orders
-    any more."""
-    woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakes)
-    running: dict[int, socket.socket] = {}
-    while True:
-        ready, _, _ = select.select([control.fileno(), woken], [], [])
-        if woken in ready:
-            os.read(woken, 4096)
-            _say_ends(running)
-        if control.fileno() not in ready:
-            continue
-        order, descriptors, _, _ = socket.recv_fds(control, ORDER_BYTES, FILES_MAX)
-        if not order:
-            return None
-        ordering, end, *files = descriptors
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for other in (control, *running.values()):
-                other.close()
-            for descriptor in (woken, wakes, end):
-                os.close(descriptor)
-            return _with_files(json.loads(order), ordering, files)
-        for descriptor in (ordering, *files):
-            os.close(descriptor)
-        running[pid] = socket.socket(fileno=end)
-        _say(running[pid], pid)
-
-
-def _with_files(order: dict[str, Any], ordering: int, files: list[int]) -> dict[str, Any]:
-    """Each has the number that it is to have."""
-    wanted = (0, 1, 2, *order["passed"])
-    ordering, *files = [_moved(file, max(wanted) + 10) for file in (ordering, *files)]
-    for file, number in zip(files, wanted, strict=True):
-        os.dup2(file, number)
-        os.close(file)
-    return order | {"ordering": ordering}
-
-
-def _moved(descriptor: int, beyond: int) -> int:
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond)
-    os.close(descriptor)
-    return moved
-
-
-def _say_ends(running: dict[int, socket.socket]) -> None:
-    while running:
-        pid, status, used = os.wait4(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        if pid in running:  # not what this process has begun for itself
-            with running.pop(pid) as end:
-                _say(end, f"{status} {used.ru_utime + used.ru_stime}")
-
-
-def _say(end: socket.socket, what: object) -> None:
-    with suppress(OSError):  # who ordered it has ended
-        end.send(str(what).encode())
 
 
 def become(order: dict[str, Any], loaded: dict[str, str]) -> None:
