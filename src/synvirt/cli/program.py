@@ -100,6 +100,7 @@ def sheet(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def print_sheet(rows: Iterable[tuple[str, str]]) -> None:
+    """Prints what `sheet` makes."""
     for line in sheet(rows):
         print(line)
 
