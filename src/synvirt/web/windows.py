@@ -88,9 +88,9 @@ def _fields(window: Window | None) -> list[Field]:
     """Of a new window, or of one that is changed, whose id stays."""
     if window is None:
         return fields(Window)
-    times = {"start": window.start.isoformat(), "end": window.end.isoformat()}
-    lockouts = [f"{one.start.isoformat()} {one.end.isoformat()}" for one in window.lockouts]
-    return [one for one in fields(Window, values=window.model_dump() | times | {"lockouts": lockouts}) if one.key != "id"]
+    found = window.model_dump(mode="json")
+    lockouts = [f"{one['start']} {one['end']}" for one in found["lockouts"]]
+    return [one for one in fields(Window, values=found | {"lockouts": lockouts}) if one.key != "id"]
 
 
 def _window(known: list[Field], form: Form, **fixed: str) -> Window:
