@@ -313,3 +313,15 @@ def test_a_window_is_shown_with_its_present_or_its_next_opening() -> None:
     assert shown(night, in_it).closes_at == utc("2026-11-29T03:00:00")
     assert shown(night, between).opens_at == utc("2026-12-05T21:00:00")
     assert (shown(night, after).opens_at, shown(night, after).closes_at) == (None, None)
+
+
+@pytest.mark.parametrize("rule", [None, "FREQ=WEEKLY"])
+def test_a_window_that_first_opens_years_from_now_is_shown_with_that_opening(rule: str | None) -> None:
+    """It was shown as one that does not open again, and was no window for a plan."""
+    far = window("2035-01-05T22:00:00", "2035-01-06T04:00:00", rule)
+    assert shown(far, utc("2026-11-28T20:00:00")).opens_at == utc("2035-01-05T21:00:00")
+
+
+def test_a_window_after_the_last_year_is_refused_and_not_searched() -> None:
+    with pytest.raises(InvalidPlan, match="outside of the years"):
+        shown(window("9999-12-30T22:00:00", "9999-12-31T04:00:00", "FREQ=DAILY"), utc("2026-11-28T20:00:00"))

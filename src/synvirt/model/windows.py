@@ -46,7 +46,7 @@ class Window(Received):
 
 class WindowShown(Window):
     """A window as answered. `open`: whether it is open now; `opens_at`, `closes_at`: of the present opening, else of the next
-    one; null, if it does not open again within three years."""
+    one; null, if it does not open within three years from now or from its start."""
 
     open: bool = False
     opens_at: Time | None = None

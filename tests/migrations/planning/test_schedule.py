@@ -41,6 +41,8 @@ def test_a_rule_says_when_the_next_sync_is_by_the_clock_of_its_place() -> None:
     assert next_sync(plan, at("2026-01-10T21:00:00")) == at("2026-01-11T21:00:00"), "after it, not at it"
     assert next_sync(plan, at("2026-07-10T12:00:00")) == at("2026-07-10T20:00:00"), "in summer an hour sooner"
     assert next_sync(plan, at("2025-01-01T00:00:00")) == at("2026-01-01T21:00:00"), "its start is the first"
+    assert next_sync(plan, at("2001-01-01T00:00:00")) == at("2026-01-01T21:00:00"), "also where that is years from now"
+    assert next_sync(ruled("FREQ=DAILY", "9999-12-31T22:00:00"), at("2001-01-01T00:00:00")) is None
     weekly = ruled("FREQ=WEEKLY;BYDAY=SA;UNTIL=20260131T000000", "2026-01-03T01:00:00", "Pacific/Auckland")
     assert next_sync(weekly, at("2026-01-03T00:00:00")) == at("2026-01-09T12:00:00")
     assert next_sync(weekly, at("2026-03-01T00:00:00")) is None

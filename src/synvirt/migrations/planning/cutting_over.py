@@ -13,7 +13,7 @@ from synvirt.model.windows import Window
 
 class CutOverTime(Model):
     """When a plan with `warm.window_id` would cut over: within the first opening after its first copy that is as long as its
-    outage may be, as far as both are forecast. Null times: none is, within three years."""
+    outage may be, as far as both are forecast. Null times: none is, up to the horizon of windows."""
 
     window_id: str
     not_before: Time | None
@@ -28,7 +28,10 @@ def check_window(rooms: Rooms, plan: MigrationPlan) -> Window | None:
     refuse_unknown(plan.warm.window_id, windows, "window")
     window = windows[plan.warm.window_id]
     if opening(window, now()) is None:
-        raise InvalidPlan(f"window {window.id} does not open again within three years", hint="change it, or name another one")
+        raise InvalidPlan(
+            f"window {window.id} does not open within three years from now or from its start",
+            hint="change it, or name another one",
+        )
     return window
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol
 
-from synvirt.migrations.planning.schedule import HORIZON
+from synvirt.migrations.planning.schedule import horizon
 from synvirt.migrations.planning.windows import Span, joined, occurrences
 from synvirt.model.windows import Window, WindowShown
 
@@ -21,7 +21,7 @@ class Windowed(Protocol):
 
 
 def spans_of(wave: Windowed, after: datetime) -> dict[str, tuple[Span, ...]]:
-    """The openings of each window by its id, up to HORIZON. InvalidPlan."""
+    """The openings of each window by its id, up to the horizon. InvalidPlan."""
     return {window.id: _spans_from(window, _day_of(after)) for window in wave.windows}
 
 
@@ -54,7 +54,7 @@ def _day_of(moment: datetime) -> datetime:
 
 @lru_cache(maxsize=1000)  # the most windows of a wave; so a tick need not parse their rules again
 def _spans_from(window: Window, day: datetime) -> tuple[Span, ...]:
-    return occurrences(window, day, day + HORIZON)
+    return occurrences(window, day, horizon(day.replace(tzinfo=None), window.start).replace(tzinfo=UTC))
 
 
 class Openings:
