@@ -70,3 +70,11 @@ def test_a_draft_of_one_member_is_called_so(service: Service, run: Run) -> None:
     request = wave(member("shop"))
     done = run("waves", "import", "-", typed=json.dumps(request.model_dump(mode="json")))
     assert " is a draft with 1 member. " in done.stdout, done.stdout + done.stderr
+
+
+def test_a_forecast_names_the_members_whose_size_is_not_known(service: Service, run: Run) -> None:
+    """It said that the median of the others counts, also where there were none."""
+    made = service.waves.create(wave(*(member(f"shop-{n:02}") for n in range(11))))
+    done = run("waves", "simulate", str(made.id))
+    named = ", ".join(f"shop-{n:02}" for n in range(10))
+    assert f"The size of 11 members is not known. It is assumed: {named} …\n" in done.stdout, done.stdout + done.stderr

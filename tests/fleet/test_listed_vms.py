@@ -28,11 +28,13 @@ def test_a_source_is_asked_in_the_background_and_again_where_it_failed(monkeypat
         assert listed.of(SOURCE, "a") is None
         until(lambda: listed.of(SOURCE, "a") is None and len(source_ids) == 3)
         assert listed.of(SOURCE, "a") is None, "nobody waits for its answer"
+        assert listed.failure_of(SOURCE) == "its answer cannot be used"
         answers.set()
         until(lambda: listed.of(SOURCE, "a") is not None)
         rows_now = [listed.of(SOURCE, name) for name in ("a", "b", "gone")]
         assert [row.host if row else None for row in rows_now] == ["esx1", "", ""]
         assert source_ids == [SOURCE] * 3, "it is not asked again so soon"
+        assert listed.failure_of(SOURCE) is None
     finally:
         listed.close()
 

@@ -240,6 +240,14 @@ def test_a_source_that_has_not_said_and_files(site: Site) -> None:
     assert site.hosts_of(wave_id) == {"m": "a", "file": None}, "a file lies where it lies"
 
 
+def test_a_source_that_does_not_list_its_vms_is_named_with_its_cause(site: Site) -> None:
+    """An unknown source: a member of it waited for a report that never comes."""
+    site.silent = True
+    site.placing = Placing(site.store.waves, site.hosts, site.vm_of, {SOURCE: "there is no source"}.get, clock=lambda: site.at)
+    wave_id = site.begun(wave(member("m")))
+    assert site.look(wave_id) == {"m": "Its source does not list its VMs: there is no source."}
+
+
 def test_what_is_rolled_back_and_was_never_submitted_is_the_leaders_once_its_host_is_fenced(site: Site) -> None:
     wave_id = site.begun(wave(member("m")))
     site.look(wave_id)

@@ -38,6 +38,7 @@ class ListedVms:
         self._lock = threading.Lock()
         self._rows_of: dict[UUID, Mapping[str, VmRow]] = {}
         self._ask_at: dict[UUID, float] = {}
+        self._failed: dict[UUID, str] = {}
         self._pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="listed-vms")
 
     def close(self) -> None:
@@ -57,17 +58,29 @@ class ListedVms:
             known = self._rows_of.get(source_id)
         return None if known is None else known.get(vm_id) or VmRow(vm_id, vm_id, "")
 
+    def failure_of(self, source_id: UUID) -> str | None:
+        """Why the source did not answer when it was last asked; None: it answered, or was not asked yet."""
+        with self._lock:
+            return self._failed.get(source_id)
+
     def _ask(self, source_id: UUID) -> None:
         pause_s = AGAIN_S
         try:
             found = asyncio.run(self._rows(source_id))
             with self._lock:
                 self._rows_of[source_id] = found
+                self._failed.pop(source_id, None)
             pause_s = KEPT_S
         except SynvirtError as error:
+            self._note(source_id, error.detail)
             log.warning("a source does not list its VMs", source=str(source_id), cause=error.detail)
         except Exception:
+            self._note(source_id, "its answer cannot be used")
             log.exception("a source's list of VMs cannot be used", source=str(source_id))
         finally:
             with self._lock:
                 self._ask_at[source_id] = time.monotonic() + pause_s
+
+    def _note(self, source_id: UUID, failure: str) -> None:
+        with self._lock:
+            self._failed[source_id] = failure

@@ -46,17 +46,19 @@ class _Account:
 
 
 class Placing:
-    """`hosts`: all hosts. `vm_of`: a VM in its source's list (ListedVms.of)."""
+    """`hosts`: all hosts. `vm_of`: a VM in its source's list (ListedVms.of). `failure_of`: why a source does not list its VMs
+    (ListedVms.failure_of)."""
 
     def __init__(
         self,
         rows: WaveRows,
         hosts: Callable[[], Sequence[ours.Host]],
         vm_of: Callable[[UUID, str], VmRow | None],
+        failure_of: Callable[[UUID], str | None] = lambda source_id: None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rows, self._hosts, self._vm_of, self._clock = rows, hosts, vm_of, clock
+        self._rows, self._hosts, self._vm_of, self._failure_of, self._clock = rows, hosts, vm_of, failure_of, clock
         self._accounts: dict[UUID, _Account] = {}
         self._refused: dict[tuple[UUID, str], tuple[float, str]] = {}
         self._shared: dict[tuple[str, str], str] = {}
@@ -157,7 +159,7 @@ class Placing:
         for one in todo:
             placed = found.get(one.id)
             if placed is None or placed.host is None:
-                self._refused[wave.id, one.id] = at + AGAIN_S, _NOT_LISTED if placed is None else placed.reason
+                self._refused[wave.id, one.id] = at + AGAIN_S, self._not_listed(one) if placed is None else placed.reason
                 # If no other host takes it either, a begun member stays with its host, and is retried there.
                 if one.state in _UNBEGUN and one.host is not None:
                     fields[one.id] = _NO_PLACE
@@ -176,6 +178,11 @@ class Placing:
         stay = [one for one in account.taken if one.need.member in names and one.need.member not in fields]
         account.taken = [*taken, *stay, *now_taken]
         return bool(fields)
+
+    def _not_listed(self, member: Member) -> str:
+        ref = member.plan.source_ref
+        failure = self._failure_of(ref.source_id) if ref.kind == "live_vm" else None
+        return _NOT_LISTED if failure is None else f"Its source does not list its VMs: {failure}."
 
     def _taken(self, wave: Wave, jobs: Jobs) -> Iterator[Taken]:
         for one in wave.members:

@@ -51,7 +51,7 @@ def make_fleet(
     stack.callback(delivering.close)
     listed = ListedVms(sources.rows)
     stack.callback(listed.close)
-    placing = Placing(rows, lambda: [host_of(row, 0) for row in rooms.store.hosts.all()], listed.of)
+    placing = Placing(rows, lambda: [host_of(row, 0) for row in rooms.store.hosts.all()], listed.of, listed.failure_of)
     carrying = Carrying(intake, side, placing, delivering=delivering, vm_of=listed.of, unreachable=about.unreachable)
     waves = Waves(rows, changed=carrying.wake, own=hooks)
     forecaster = Forecaster(waves, rooms.store, sources.rows, host=side.host, destination=side.default_destination)

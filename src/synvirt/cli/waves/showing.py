@@ -15,6 +15,9 @@ from synvirt.cli.waves.asking import WAVES, MemberName, WaveName, read
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
 
+# The most members of unknown size that a forecast names.
+NAMED_MOST = 10
+
 
 @with_options
 def list_waves(
@@ -212,7 +215,9 @@ def _forecast(found: dict[str, Any]) -> list[str]:
     elif found["unfinished"]:
         lines.append(f"{found['unfinished']} members do not cut over.")
     if found["assumed"]:
-        lines.append(f"The size of {len(found['assumed'])} members is not known. The forecast takes the median of the others.")
+        names = ", ".join(map(shown, found["assumed"][:NAMED_MOST]))
+        more = " …" if len(found["assumed"]) > NAMED_MOST else ""
+        lines.append(f"The size of {len(found['assumed'])} members is not known. It is assumed: {names}{more}")
     return lines
 
 
