@@ -1,11 +1,13 @@
 """A host that was fenced writes no more, and one that cannot renew its lease ends its jobs: on SQLite and on PostgreSQL."""
 
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from synvirt.errors import Conflict, PersistFailed
-from synvirt.jobs.lease import GRACE_S, LEASE_S, SELF_FENCE_S, HostLease
+from synvirt.jobs.lease import GRACE_S, LEASE_S, LOOK_EVERY_S, RENEW_EVERY_S, SELF_FENCE_S, HostLease
 from synvirt.migrations.memory import JobMemory
 from synvirt.store import Store, Watermark
 from synvirt.store.hosts import Fence, LeaseLost
@@ -170,6 +172,37 @@ def test_a_database_that_is_away_for_a_while_costs_nothing(store: Store, kept: K
     kept.pass_(0.9)
     kept.lease.look()
     assert kept.did == []
+
+
+class FourLooks(threading.Event):
+    """Ends who waits for it at its fourth look, and keeps how long each pause would have been."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.pauses.append(timeout * LEASE_S / UNHURRIED_S)
+        return len(self.pauses) > 3
+
+
+def test_a_database_that_was_away_is_asked_soon_not_at_the_next_renewal(
+    store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter((PersistFailed("the store failed"), PersistFailed("the store failed"), None))
+
+    def at_the_third_time(fence: Fence, **asked: Any) -> bool:
+        if (error := next(answers)) is not None:
+            raise error
+        return renew(fence, **asked)
+
+    renew = store.hosts.renew
+    with monkeypatch.context() as during:
+        during.setattr(store.hosts, "renew", at_the_third_time)
+        during.setattr(kept.lease, "_ending", looks := FourLooks())
+        kept.lease._repeat(kept.lease.renew, RENEW_EVERY_S)
+    assert looks.pauses == pytest.approx([RENEW_EVERY_S, LOOK_EVERY_S, LOOK_EVERY_S, RENEW_EVERY_S])
 
 
 def test_without_a_new_epoch_no_job_goes_on(store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

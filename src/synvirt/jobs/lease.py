@@ -136,40 +136,46 @@ class HostLease:
                 thread.join(END_TIMEOUT_S)
         self._claim.let_go()
 
-    def renew(self) -> None:
-        """Renews once. Ends the jobs if the host was fenced, and resumes them if the lease is held."""
+    def renew(self) -> bool:
+        """Renews once. Ends the jobs if the host was fenced, and resumes them if the lease is held. False, where the store did
+        not answer: it is asked again soon, as a database that is back should be seen before the jobs are ended."""
         asked_at, fence = self._clock(), self._fence
         try:
             self._claim.hold()
             renewed = fence is not None and self._store.hosts.renew(fence, ttl_s=self._lease_s, document=self._document())
         except Conflict as error:
             self._lose(error.detail)
-            return
+            return True
         except PersistFailed as error:
             log.warning("the lease is not renewed", host=self._host, cause=error.detail)
-            return
+            return False
         with self._turning:
             if self._ending.is_set():
-                return
+                return True
             if not renewed:
                 self._lose("it was fenced by another host, or by an operator")
                 try:
                     self._begin_epoch()
                 except PersistFailed as error:
                     log.warning("no new lease yet", host=self._host, cause=error.detail)
-                    return
+                    return False
             elif self._clock() >= self.valid_until:
-                self._lose("this host was paused for longer than its lease")
+                self._lose(self._not_renewed)
             self._renewed_at = asked_at
             if not self._held:
                 self._held, self._held_since = True, self._clock()
                 log.warning("the lease is held again: jobs go on", host=self._host)
                 self._on_held()
+        return True
 
     def look(self) -> None:
         """Ends the jobs, if the lease was not renewed for too long."""
         if self._held and self._clock() >= self.valid_until:
-            self._lose(f"it was not renewed for {SELF_FENCE_S * self._scale:.0f} s")
+            self._lose(self._not_renewed)
+
+    @property
+    def _not_renewed(self) -> str:
+        return f"it was not renewed for {SELF_FENCE_S * self._scale:.0f} s"
 
     def _begin_epoch(self) -> None:
         asked_at = self._clock()
@@ -184,10 +190,11 @@ class HostLease:
                 log.error("the lease of this host is lost: its jobs are ended", host=self._host, cause=cause)
                 self._on_lost()
 
-    def _repeat(self, look: Callable[[], None], every_s: float) -> None:
+    def _repeat(self, look: Callable[[], bool | None], every_s: float) -> None:
         """An error of `on_lost` or `on_held` must not end the thread: nobody would end the jobs at the next loss."""
-        while not self._ending.wait(every_s * self._scale):
+        answered: bool | None = True
+        while not self._ending.wait((LOOK_EVERY_S if answered is False else every_s) * self._scale):
             try:
-                look()
+                answered = look()
             except Exception:
                 log.exception("the lease is looked after again", host=self._host)
