@@ -5,6 +5,8 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -149,22 +151,36 @@ def test_a_source_that_has_changed_since_repairs_nothing_of_what_changed(moved: 
     assert byte(volume, 100) == byte(content, 100) ^ 0x40
 
 
-def test_a_volume_that_qemu_has_open_is_left_alone(moved: tuple[Path, Path, Path], content: Path) -> None:
-    program = need("qemu-io", "qemu-utils")
-    source, volume, ledger = moved
-    flip(volume, [100])
-    command = [program, "-f", "raw", str(volume)]
+@contextmanager
+def opened_by_qemu(volume: Path, *options: str) -> Iterator[None]:
+    command = [need("qemu-io", "qemu-utils"), *options, "-f", "raw", str(volume)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as qemu:
         assert qemu.stdin is not None
         assert qemu.stdout is not None
         qemu.stdin.write("length\n")
         qemu.stdin.flush()
         assert "MiB" in qemu.stdout.readline()  # it has opened its image
-        result = disk("verify", "--ledger", ledger, "--repair", source, volume)
+        yield
         qemu.stdin.close()
+
+
+@pytest.mark.parametrize("repair", [True, False], ids=["repaired", "compared"])
+def test_a_volume_that_qemu_writes_is_left_alone(repair: bool, moved: tuple[Path, Path, Path], content: Path) -> None:
+    """What a guest has written differs from the ledger, and is no damage."""
+    source, volume, ledger = moved
+    flip(volume, [100])
+    with opened_by_qemu(volume):
+        result = disk("verify", "--ledger", ledger, *(("--repair", source) if repair else ()), volume)
     assert result.exit_code == 1
     assert result.stderr.startswith("E_MIG_CONFLICT: volume.raw is in use by a guest")
     assert byte(volume, 100) == byte(content, 100) ^ 0x40
+
+
+def test_a_volume_that_qemu_only_reads_is_compared(moved: tuple[Path, Path, Path]) -> None:
+    _, volume, ledger = moved
+    with opened_by_qemu(volume, "-r"):
+        result = disk("verify", "--ledger", ledger, volume)
+    assert result.exit_code == 0, result.stderr
 
 
 def test_a_device_is_repaired_within_its_disk(moved: tuple[Path, Path, Path], content: Path, tmp_path: Path) -> None:

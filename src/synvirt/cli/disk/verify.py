@@ -11,8 +11,8 @@ from synvirt.cli.disk.images import Found
 from synvirt.cli.program import FAILED, shown
 from synvirt.disks import open_reader
 from synvirt.disks.checking.ledger import LINE_BYTES_MAX, Ledger, Row
-from synvirt.disks.checking.repairing import Repaired, differing_rows, refuse_in_use, repair
-from synvirt.disks.raw.files import RawWriter, open_block_writer, open_file_writer
+from synvirt.disks.checking.repairing import Repaired, differing_rows, refuse_in_use, refuse_written, repair
+from synvirt.disks.raw.files import RawReader, RawWriter, open_block_writer, open_file_writer
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import BadRequest, MalformedArchive, NotFound, cause_of, text_of
 
@@ -72,7 +72,8 @@ class Verified:
 def verified(volume: Path, ledger: Ledger, source: Found | None, *, threads: int | None) -> Verified:
     """`source`: for repairs; None: nothing is written."""
     if source is None:
-        with closing(open_reader(RawSpec(path=str(volume.absolute())))) as reader:
+        with closing(RawReader(str(volume.absolute()))) as reader:
+            refuse_written(reader.descriptor, volume.name)
             return Verified(str(volume), reader.size, ledger, tuple(differing_rows(ledger, reader, threads=threads)), None)
     with _opened(volume, ledger.size) as writer, closing(open_reader(RawSpec(path=str(volume.absolute())))) as reader:
         refuse_in_use(writer.descriptor, volume.name)

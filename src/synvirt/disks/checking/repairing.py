@@ -34,6 +34,8 @@ ROWS_A_BATCH: Final = 64
 _FLOCK: Final = struct.Struct("hhqqi4x")
 # The bytes that QEMU locks to show who uses an image (block/file-posix.c: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
 _QEMU_FIRST, _QEMU_BYTES = 100, 200
+# The one of these that QEMU locks while it may write (BLK_PERM_WRITE).
+_QEMU_WRITES = _QEMU_FIRST + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,19 @@ def refuse_in_use(descriptor: int, name: str) -> None:
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
     except OSError as error:
-        raise Conflict(f"{name} is in use by a guest", hint="shut the guest down") from error
+        raise _in_use(name) from error
+
+
+def refuse_written(descriptor: int, name: str) -> None:
+    """Conflict, where QEMU has the volume open to write. The descriptor may be one for reading; nothing is locked."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _QEMU_WRITES, 1, 0)
+    kind, *_ = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    if kind != fcntl.F_UNLCK:
+        raise _in_use(name)
+
+
+def _in_use(name: str) -> Conflict:
+    return Conflict(f"{name} is in use by a guest", hint="shut the guest down")
 
 
 def _reads(volume: DiskReader, row: Row, view: memoryview) -> bool:
