@@ -10,6 +10,9 @@ LOOKED_AT_MAX = 10_000
 # NAME_MAX: a longer name is a mistake of another kind.
 NAME_CHARS_MAX = 255
 
+# The most names that a hint lists.
+LISTED_MAX = 20
+
 
 def most_like(name: str, names: Iterable[str]) -> str | None:
     """The name in `names` that is most like `name`; None, if none is like it."""
@@ -24,6 +27,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str | None:
     """A hint with the most similar name; None, if none is like it."""
     near = most_like(name, names)
     return None if near is None else f"did you mean {near}?"
+
+
+def listed(names: Sequence[str]) -> str | None:
+    """A hint with the first names that there are; None, if there are none: then the detail says enough."""
+    return f"there is {', '.join(names[:LISTED_MAX])}" if names else None
 
 
 def did_you_mean_file(path: Path, *folders: Path) -> str | None:

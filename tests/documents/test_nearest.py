@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import synvirt
-from synvirt.nearest import did_you_mean
+from synvirt.nearest import did_you_mean, listed
 
 ROOT = Path(synvirt.__file__).parent
 # It lists several names of VMs, and names none that was meant.
@@ -24,3 +24,9 @@ def test_no_module_has_a_limit_of_its_own() -> None:
 def test_what_is_half_alike_is_not_meant() -> None:
     assert did_you_mean("night", ["eight", "daily"]) == "did you mean eight?"
     assert did_you_mean("nite", ["niteroi-weekend"]) is None
+
+
+def test_a_hint_lists_the_names_that_there_are() -> None:
+    """«There is no concern called x; there is none» was one line of the command line."""
+    assert listed([]) is None
+    assert listed([f"disk{n:02}" for n in range(21)]) == "there is " + ", ".join(f"disk{n:02}" for n in range(20))

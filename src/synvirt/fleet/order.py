@@ -17,7 +17,7 @@ from synvirt.migrations.planning.foreseen import PlanProblem
 from synvirt.migrations.planning.windows import check as check_window
 from synvirt.model.plan import HostPathRef, LiveVmRef, RemoteUrlRef, UploadRef
 from synvirt.model.windows import Window
-from synvirt.nearest import did_you_mean
+from synvirt.nearest import LISTED_MAX, did_you_mean, listed
 
 # A list of ten thousand problems helps no reader.
 PROBLEMS_MAX = 200
@@ -133,7 +133,7 @@ def _references(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
 
 def _unknown(field: str, what: str, name: str, known: Collection[str]) -> PlanProblem:
     alike = sorted(one for one in known if one[:1].lower() == name[:1].lower() and abs(len(one) - len(name)) <= 3)
-    hint = did_you_mean(name, alike[:COMPARED_MAX]) or f"there is {', '.join(heapq.nsmallest(20, known)) or 'none'}"
+    hint = did_you_mean(name, alike[:COMPARED_MAX]) or listed(heapq.nsmallest(LISTED_MAX, known))
     return PlanProblem(field=field, detail=f"the wave has no {what} called {name!r}", hint=hint)
 
 

@@ -93,9 +93,9 @@ def test_seeded_flips_are_named_and_repaired_and_nothing_else(
     mended = disk("verify", "--json", "--ledger", ledger, "--repair", image, volume)
     assert mended.exit_code == 0, mended.output
     report = json.loads(mended.stdout)
-    units = {unit for one in report["mended"] for unit in range(one["start"], one["start"] + one["length"], UNIT_BYTES)}
+    units = {unit for one in report["repaired"] for unit in range(one["start"], one["start"] + one["length"], UNIT_BYTES)}
     assert units == {place // UNIT_BYTES * UNIT_BYTES for place in places}
-    assert report["not_mended"] == []
+    assert report["not_repaired"] == []
     assert_same_file(volume, content)
     again = disk("verify", "--ledger", ledger, volume)
     assert again.exit_code == 0

@@ -53,8 +53,8 @@ class Verified:
             "good": not self.exit_code,
             "differing": _listed(self.differing),
             "differing_count": len(self.differing),
-            "mended": None if repaired is None else _listed(repaired.written),
-            "not_mended": None if repaired is None else _listed(repaired.left),
+            "repaired": None if repaired is None else _listed(repaired.written),
+            "not_repaired": None if repaired is None else _listed(repaired.left),
         }
 
     def lines(self) -> Iterator[str]:

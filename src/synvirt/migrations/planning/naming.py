@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from synvirt.errors import InvalidPlan
-from synvirt.nearest import did_you_mean
+from synvirt.nearest import did_you_mean, listed
 
 
 def refuse_unknown(name: str | None, known: Iterable[str], what: str) -> None:
@@ -11,5 +11,4 @@ def refuse_unknown(name: str | None, known: Iterable[str], what: str) -> None:
     names = list(known)
     if name is None or name in names:
         return
-    hint = did_you_mean(name, names) or f"there is {', '.join(names[:20]) or 'none'}"
-    raise InvalidPlan(f"there is no {what} called {name!r}", hint=hint)
+    raise InvalidPlan(f"there is no {what} called {name!r}", hint=did_you_mean(name, names) or listed(names))
