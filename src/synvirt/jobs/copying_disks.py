@@ -26,6 +26,7 @@ from synvirt.disks.checking.sampling import (
 from synvirt.disks.checking.unchanged import Differing, all_unchanged
 from synvirt.disks.passed import Pace, pass_over
 from synvirt.disks.passing import PassingWriter
+from synvirt.disks.raw.changes import Files, opening
 from synvirt.disks.raw.cloning import clone
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.specs import (
@@ -44,7 +45,7 @@ from synvirt.disks.specs import (
 )
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.jobs.activity import Yielding
-from synvirt.jobs.orders import PREPARING, WANTED_RATE, CopyOrder, DiskOrder, GivenRate
+from synvirt.jobs.orders import PREPARING, SOURCE_FILES, WANTED_RATE, CopyOrder, DiskOrder, GivenRate
 from synvirt.jobs.wire import Flushed, Moved, Result, Wire
 from synvirt.repository.specs import PointSpec
 
@@ -187,7 +188,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
     pace = Pace(bandwidth_bps=order.bandwidth_bps, shared=shared, stop=wire.stop, on_progress=Preparing(wire).moved)
     with (
         exclusively(disk.writer),
-        _opened(disk, openers, wire, pace) as (reader, writer),
+        _opened(disk, openers, wire, pace) as (reader, writer, files),
         Checksums(disk.checksums, stop=wire.stop) as checksums,
         _hashed(disk, writer.size) as hashes,
     ):
@@ -195,6 +196,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         began_at = time.monotonic()
 
         def flushed(copied: Copied) -> None:
+            files.refuse_changed()
             if hashes is not None:
                 hashes.settle(copied.watermark)
             progress.flushed(copied)
@@ -224,6 +226,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
             writer.flush()
         # Finished only when the archive's own digest has shown that the copy is what was exported.
         checksums.verify()
+        files.refuse_changed()
         # Shared blocks were not read. Reading them for the hashes would take longer than the copy.
         if hashes is not None and not rest.bytes_cloned:
             _filled(hashes, disk, openers, time.monotonic() - began_at, wire)
@@ -337,12 +340,17 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
 
 
 @contextlib.contextmanager
-def _opened(disk: DiskOrder, openers: Openers, wire: Wire, pace: Pace) -> Iterator[tuple[DiskReader, DiskWriter]]:
+def _opened(disk: DiskOrder, openers: Openers, wire: Wire, pace: Pace) -> Iterator[tuple[DiskReader, DiskWriter, Files]]:
     assert not isinstance(disk.writer, Qcow2WriterSpec)
     with contextlib.ExitStack() as stack:
         fold_aside(disk.writer, wire)
-        reader = openers.reader(disk.reader, pace)
+        with opening() as files:
+            reader = openers.reader(disk.reader, pace)
         stack.callback(reader.close)
+        if not disk.still:
+            files = Files()
+        elif files.found:
+            wire.say(Result(name=SOURCE_FILES, content={"key": disk.key, "files": list(files.found)}))
         writer = openers.writer(disk.writer)
         stack.callback(writer.close)
         if disk.fresh and isinstance(disk.reader, NbdSpec | NbdTlsSpec) and isinstance(disk.writer, FileWriterSpec):
@@ -351,7 +359,7 @@ def _opened(disk: DiskOrder, openers: Openers, wire: Wire, pace: Pace) -> Iterat
         if disk.compare:
             writer = ComparingWriter(writer, openers.reader(written(disk.writer)))
             stack.callback(writer.close)
-        yield reader, writer
+        yield reader, writer, files
 
 
 def fold_aside(writer: WriterSpec, wire: Wire) -> None:

@@ -12,6 +12,8 @@ from synvirt.repository.specs import PointSpec
 WANTED_RATE = "wanted_rate"
 # A `result` without content: the worker prepares a copy, which is no progress of a pass (copying_disks.Preparing).
 PREPARING = "preparing"
+# A `result` whose content is a SourceFiles: the worker has opened a disk.
+SOURCE_FILES = "source_files"
 DIFFERING, LEFT = "differing", "left"
 
 
@@ -30,7 +32,8 @@ class DiskOrder(WireModel):
     """One disk of a pass. `since_bytes`: all bytes before it are on the destination already. `fresh`: the volume has only zeros
     and what this pass wrote, so zeros need not be written. `compare`: the volume may have the right bytes already; those are
     not written again. `sample`: samples are compared of what the reader's extents leave out, at places chosen by this text;
-    with `verify`, all of it is. `zero_rest`: the volume is larger than the disk; the rest becomes zeros."""
+    with `verify`, all of it is. `zero_rest`: the volume is larger than the disk; the rest becomes zeros.
+    `still`: the files of this host that it is read from must not change meanwhile."""
 
     key: str
     reader: ReaderSpec | PointSpec
@@ -42,6 +45,7 @@ class DiskOrder(WireModel):
     sample: str | None = None
     verify: bool = False
     zero_rest: bool = False
+    still: bool = False
     hashes: HashesOrder | None = None
 
 
@@ -57,6 +61,14 @@ class GivenRate(WireModel):
     """The service's answer: the bytes may be read now. 0: the copy is to end."""
 
     bytes: int
+
+
+@record
+class SourceFiles(WireModel):
+    """The plain files of this host that a disk is read from, also those that its image names (`disks.raw.changes`)."""
+
+    key: str
+    files: tuple[str, ...]
 
 
 @record

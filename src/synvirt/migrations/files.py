@@ -34,7 +34,7 @@ async def disks_of_files(job: Job) -> list[PassDisk]:
         with job.rooms.connected(root):
             for disk, volume in job.copied_disks:
                 one = importer.open_disk(path, root, disk.key)
-                found.append(PassDisk(disk.key, one.reader, volume, disk.capacity_bytes, one.checksums))
+                found.append(PassDisk(disk.key, one.reader, volume, disk.capacity_bytes, one.checksums, still=True))
         return found
 
     return await job.stop.or_stop(job.in_thread(opened))

@@ -7,7 +7,9 @@ Flushed ─▶ the same, and a watermark in the store, and the job's document
 import time
 from dataclasses import dataclass, field, replace
 
-from synvirt.jobs.orders import PREPARING, WANTED_RATE, WantedRate
+from synvirt.disks.raw.changes import HINT, names_of_changed
+from synvirt.errors import DiskReadFailed
+from synvirt.jobs.orders import PREPARING, SOURCE_FILES, WANTED_RATE, SourceFiles, WantedRate
 from synvirt.jobs.rate import Rate
 from synvirt.jobs.wire import Flushed, Moved, Result
 from synvirt.migrations.job import Job
@@ -126,7 +128,9 @@ class Listener:
     async def on_message(self, message: Moved | Flushed | Result) -> None:
         """Handles a message in the worker's order. A watermark is in the store on return."""
         if isinstance(message, Result):
-            if message.name != PREPARING:
+            if message.name == SOURCE_FILES:
+                await self._refuse_others(SourceFiles.of(message.content))
+            elif message.name != PREPARING:
                 await self.result(message)
             return
         job = self.job
@@ -159,6 +163,17 @@ class Listener:
                 self.watermarks[message.key] = message.offset_bytes
                 self.moved = True
                 await self.patience.over()
+
+    async def _refuse_others(self, opened: SourceFiles) -> None:
+        """DiskReadFailed, where a worker before this one has read other files."""
+        job = self.job
+        noted = (await job.memory()).opened_files
+        before = noted.get(opened.key)
+        if before is None:
+            await job.note(opened_files={**noted, opened.key: opened.files})
+        elif before != opened.files:
+            names = ", ".join(names_of_changed(before, opened.files))
+            raise DiskReadFailed(f"disk {opened.key}: {names} was changed or replaced since its copy began", hint=HINT)
 
     async def result(self, message: Result) -> None:
         """Handles a result that only this kind of order has."""

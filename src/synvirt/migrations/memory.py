@@ -78,6 +78,8 @@ class JobMemory(Remembered):
     # Whether a tool or our own readers import the export, and what its files were when that began.
     way: Literal["tool", "own"] | None = None
     source_files: str | None = None
+    # The files that the worker opened for each disk, as they were then (`disks.raw.changes`).
+    opened_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class SourceMemory(Remembered):

@@ -40,7 +40,7 @@ ANSWERED: dict[str, type[SynvirtError]] = {kind.__name__: kind for kind in (Chan
 
 @dataclass(frozen=True, slots=True)
 class PassDisk:
-    """A disk of a pass, ready to be read and written. `compare`, `sample` and `verify`: see the worker's DiskOrder."""
+    """A disk of a pass, ready to be read and written. `compare`, `sample`, `verify` and `still`: see the worker's DiskOrder."""
 
     key: str
     reader: ReaderSpec
@@ -50,6 +50,7 @@ class PassDisk:
     compare: bool = False
     sample: str | None = None
     verify: bool = False
+    still: bool = False
 
 
 # Opens the disks of a pass for one attempt: a reader is good only while its session with the source lasts.
@@ -200,5 +201,6 @@ def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh:
         compare=disk.compare,
         sample=disk.sample,
         verify=disk.verify,
+        still=disk.still,
         hashes=hashes,
     )

@@ -273,23 +273,36 @@ async def _destroy_others(job: Job) -> None:
 async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
     """DiskReadFailed, when a source file has changed since the copy began: two halves of two exports are no disk."""
 
-    def look() -> str:
-        found = [(path, Path(path).stat()) for disk in disks for path in paths(disk.reader)]
-        elsewhere = [version for disk in disks for version in versions(disk.reader)]
-        return repr([(path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found] + elsewhere)
+    def look() -> dict[str, list[tuple[str, int, int, int] | str]]:
+        return {disk.key: [*map(_as_it_is, paths(disk.reader)), *versions(disk.reader)] for disk in disks}
 
-    try:
-        present = await job.in_thread(look)
-    except OSError as error:
-        raise DiskReadFailed(f"the source file is gone: {error.strerror}", hint="put it back and submit again") from error
+    found = await job.in_thread(look)
+    local = [one for each in found.values() for one in each if not isinstance(one, str)]
+    present = repr(local + [one for each in found.values() for one in each if isinstance(one, str)])
     noted = (await job.memory()).source_files
     if noted is None:
         await job.note(source_files=present)
     elif noted != present:
+        changed = [
+            f"disk {key}: {Path(one[0]).name if isinstance(one, tuple) else one.rpartition(' ')[0]}"
+            for key, each in found.items()
+            for one in each
+            if repr(one) not in noted
+        ]
         raise DiskReadFailed(
-            "a source file was changed or replaced while it was being imported",
+            f"{'; '.join(dict.fromkeys(changed)) or 'a source file'} was changed or replaced while it was being imported",
             hint="let its copying into the import root finish first, then submit again",
         )
+
+
+def _as_it_is(path: str) -> tuple[str, int, int, int]:
+    """The file's path, size, time of its last change and inode. DiskReadFailed, where it is gone."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        detail = f"the source file {Path(path).name} is gone: {error.strerror}"
+        raise DiskReadFailed(detail, hint="put it back and submit again") from error
+    return path, status.st_size, status.st_mtime_ns, status.st_ino
 
 
 # ── V2vProcessing, Starting ──────────────────────────────────────────────────────────────────────────────────────────

@@ -176,7 +176,7 @@ def test_a_source_that_is_changed_while_it_is_copied_is_no_copy(house: House) ->
     until(lambda: running.job.last_error is not None or running.job.state is not State.COPYING_FULL)
     error = running.job.last_error
     assert error is not None
-    assert "was changed or replaced" in error.message
+    assert "disk disk-0: disk-0.raw was changed" in error.message
     house.intake.cancel(job.id, guest_writes="lose")
     assert running.ended().state is State.CANCELLED
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from synvirt.blocks import Extent, Place
+from synvirt.disks.raw.changes import opened
 from synvirt.disks.raw.zvols import device_of
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
 from synvirt.sizes import MIB, WRITE_BYTES
@@ -67,6 +68,12 @@ class RawReader:
                 f"{self._name}: bytes {offset} to {offset + self.size} are needed, but it ends at {end}",
                 hint="the file is cut off: copy it again from where it came",
             )
+        opened(self)
+
+    @property
+    def name(self) -> str:
+        """The file's name in errors."""
+        return self._name
 
     @property
     def descriptor(self) -> int:

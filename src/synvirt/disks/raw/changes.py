@@ -1,0 +1,88 @@
+"""Whether the files that a disk is read from change meanwhile: also those that an image names, as a backing file or an extent.
+
+    with opening() as files:
+        reader = open_reader(spec)     # each plain file of this host that is opened for it is noted
+    copy(reader, …)
+    files.refuse_changed()
+
+Two halves of two exports are no disk. A file that is replaced under its name is no change for a reader that has it open; one
+that opens it later sees other `found`.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Protocol
+
+from synvirt.errors import DiskReadFailed
+
+HINT = "nothing may write to it while it is read: let its copying end, or shut the VM off that runs from it; then submit again"
+
+
+class OpenFile(Protocol):
+    """A reader of a file. `descriptor`: negative, once it is closed."""
+
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+
+
+class Files:
+    """The plain files that were opened, in this order."""
+
+    def __init__(self) -> None:
+        self._files: list[tuple[OpenFile, os.stat_result]] = []
+
+    def add(self, file: OpenFile) -> None:
+        """Notes how an open file is now; a device is left out."""
+        status = os.fstat(file.descriptor)
+        if stat.S_ISREG(status.st_mode):
+            self._files.append((file, status))
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """Each file as it was when it was opened: the same files give the same texts in each process."""
+        each = (f"{file.name} {status.st_size} {status.st_mtime_ns} {status.st_ino}" for file, status in self._files)
+        return tuple(dict.fromkeys(each))
+
+    def refuse_changed(self) -> None:
+        """DiskReadFailed, where one of the files was written to since it was opened."""
+        for file, before in self._files:
+            if file.descriptor < 0:
+                continue
+            present = os.fstat(file.descriptor)
+            if present.st_size != before.st_size:
+                how = f"it had {before.st_size} bytes, and has {present.st_size}"
+            elif present.st_mtime_ns != before.st_mtime_ns:
+                how = "it was written to"
+            else:
+                continue
+            raise DiskReadFailed(f"{file.name} was changed while it was read: {how}", hint=HINT)
+
+
+def names_of_changed(before: Iterable[str], present: Iterable[str]) -> list[str]:
+    """The names of the files of one `Files.found` that are not as they are in the other."""
+    return sorted({found.rsplit(" ", 3)[0] for found in set(before) ^ set(present)})
+
+
+_OPENING: ContextVar[Files | None] = ContextVar("opening", default=None)
+
+
+@contextlib.contextmanager
+def opening() -> Iterator[Files]:
+    """The files that are opened for reading within the block, by this thread."""
+    files = Files()
+    token = _OPENING.set(files)
+    try:
+        yield files
+    finally:
+        _OPENING.reset(token)
+
+
+def opened(file: OpenFile) -> None:
+    """Called for each file that is opened for reading."""
+    if (files := _OPENING.get()) is not None:
+        files.add(file)
