@@ -80,7 +80,7 @@ def test_what_is_wrong_with_a_window_is_shown_beside_it(page: Page, service: Ser
     expect(page.locator("#field-lockouts-mistake")).to_contain_text("the later one last")
     page.fill("#field-lockouts", "2026-12-27T00:00:00")
     page.click(".form button")
-    expect(page.locator(".banner.bad")).to_contain_text("2026-12-27T00:00:00 needs two times")
+    expect(page.locator(".banner.bad")).to_contain_text("2026-12-27T00:00:00: needs two times")
     page.fill("#field-lockouts", "")
     page.fill("#field-rrule", "FREQ=SOMETIMES")
     page.click(".form button")

@@ -114,9 +114,12 @@ def values(known: Iterable[Field], form: Form) -> dict[str, Any]:
 
 
 class Mistaken(BadRequest):
-    """The input is invalid. `mistakes`: what is wrong, by the field's name."""
+    """The input is invalid. `mistakes`: what is wrong, by the field's name; the detail has the first of them."""
 
-    mistakes: Mapping[str, str]
+    def __init__(self, mistakes: Mapping[str, str]) -> None:
+        self.mistakes = mistakes
+        first = list(mistakes.items())[:MISTAKES_SHOWN]
+        super().__init__("; ".join(f"{_named(name)}: {words}" for name, words in first))
 
 
 def judged(model: type[M], found: Mapping[str, Any], prefix: str = "") -> M:
@@ -125,13 +128,12 @@ def judged(model: type[M], found: Mapping[str, Any], prefix: str = "") -> M:
         return model.model_validate(found)
     except ValidationError as error:
         places = [(".".join(map(str, one["loc"])), one) for one in error.errors(include_url=False, include_input=False)]
-        mistaken = Mistaken("; ".join(f"{_named(place)}: {_mistake(place, one)}" for place, one in places[:MISTAKES_SHOWN]))
-        mistaken.mistakes = {prefix + place: _mistake(place, one) for place, one in places}
-        raise mistaken from None
+        raise Mistaken({prefix + place: _mistake(place, one) for place, one in places}) from None
 
 
-def _named(place: str) -> str:
-    return label(place.rpartition(".")[2]) if place else "All of it"
+def _named(name: str) -> str:
+    key = name.rpartition(".")[2]
+    return label(key) if key else "All of it"
 
 
 def _mistake(place: str, one: ErrorDetails) -> str:

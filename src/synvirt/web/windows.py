@@ -108,10 +108,8 @@ def _lockouts(lines: list[str]) -> list[LockOut]:
         try:
             found.append(judged(LockOut, dict(zip(("start", "end"), line.split(), strict=True))))
         except (Mistaken, ValueError) as error:
-            wrong = error.detail.partition(": ")[2] if isinstance(error, Mistaken) else "needs two times"
-            mistaken = Mistaken(f"Lock-outs: {line} {wrong}")
-            mistaken.mistakes = {"lockouts": LOCKOUT_FORM}
-            raise mistaken from None
+            wrong = "; ".join(error.mistakes.values()) if isinstance(error, Mistaken) else "needs two times"
+            raise Mistaken({"lockouts": f"{line}: {wrong}; {LOCKOUT_FORM}"}) from None
     return found
 
 
