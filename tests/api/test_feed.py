@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.api.stream import FIRST, KEPT_EVENTS, Feed, Pace, Words
+from synvirt.errors import PersistFailed
 from synvirt.model.job import Progress
 from synvirt.model.kinds import State
 from synvirt.web.job import Drawn, JobView
@@ -141,6 +142,26 @@ def test_a_store_that_fails_ends_the_streams_and_the_next_client_starts_over() -
         again = asyncio.create_task(taken(await house.client(last_event_id=0), 1))
         house.write()
         assert await again == [b"1"]
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_finds_no_store_ends_and_is_no_incident() -> None:
+    """A database is away: each open page tries again each few seconds, and each try would be an incident with a traceback."""
+
+    class Away(House):
+        def last_event_id(self) -> int:
+            raise PersistFailed("the database does not answer")
+
+    class NotDrawn(JobView):
+        def rendered(self, job_id: UUID, before: Drawn | None) -> Drawn:
+            raise PersistFailed("the database does not answer")
+
+    async def run() -> None:
+        assert [one async for one in Away().feed.follow(job_id=None, last_event_id=None)] == [FIRST]
+        intake = SimpleNamespace(board=SimpleNamespace(commits=1, progress=lambda _: None))
+        view = NotDrawn(cast(Any, None), cast(Any, intake), lambda _: None, cast(Any, None))
+        assert len([one async for one in view.parts(ONE, Pace(), lambda: False)]) == 1
 
     asyncio.run(run())
 

@@ -22,6 +22,7 @@ import structlog
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import format_sse_event
 
+from synvirt.errors import PersistFailed
 from synvirt.model.job import Progress
 from synvirt.model.values import Model
 from synvirt.store.documents import as_answered
@@ -93,10 +94,11 @@ def event_id_of(header: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Words(Generic[E, S]):
-    """The messages as server-sent events; called in a thread, once for all clients."""
+    """The messages as server-sent events; called in a thread, once for all clients. `beat`: sent where nothing else may be."""
 
     event: Callable[[E], bytes]
     figures: Callable[[UUID, S, Progress], bytes]
+    beat: bytes = BEAT
 
 
 def as_json(name: str, update: Callable[[UUID, S, Progress], Model]) -> Words[Any, S]:
@@ -193,13 +195,15 @@ class Feed(Generic[E, S]):
                 for figure in self._unseen(seen, job_id):
                     yield figure.content
                 if time.monotonic() - beat_at >= self._pace.heartbeat_every_s:
-                    yield BEAT
+                    yield self._words.beat
                     beat_at = time.monotonic()
                 within_s = beat_at + self._pace.heartbeat_every_s - time.monotonic()
                 if seen.early:
                     within_s = min(within_s, self._pace.progress_every_s)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), max(0.0, within_s))
+        except PersistFailed as error:  # the client connects again; each of its tries would be an incident in the log
+            _log.warning("a stream ends", cause=error.detail)
         finally:
             self._listeners -= 1
 

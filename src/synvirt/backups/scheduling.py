@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from synvirt.backups.service import Backups
+from synvirt.errors import PersistFailed
 from synvirt.repeating import repeated
 
 # Cron expressions have minutes, so some seconds do not matter.
@@ -34,6 +35,8 @@ def looking(look: Callable[[], object], *, every_s: float = LOOK_EVERY_S) -> Ite
     def look_logged() -> None:
         try:
             look()
+        except PersistFailed as error:
+            _log.warning("cannot see which jobs' time has come", cause=error.detail)
         except Exception as error:
             _log.error("jobs whose time has come cannot be started", exc_info=error)
 

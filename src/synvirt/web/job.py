@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
+import structlog
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.stream import Pace
-from synvirt.errors import Conflict, InvalidPlan, MalformedArchive, NotFound
+from synvirt.errors import Conflict, InvalidPlan, MalformedArchive, NotFound, PersistFailed
 from synvirt.migrations.hosts.about import Hosts, HostState
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.memory import CourseMemory
@@ -31,7 +32,7 @@ from synvirt.model.windows import WindowShown
 from synvirt.proof.keeping import ReceiptContent, Receipts
 from synvirt.rehearsals.asking import Rehearsing, why_not
 from synvirt.web.chart import chart
-from synvirt.web.jobs import STREAM_HEADERS
+from synvirt.web.jobs import BEAT, STREAM_HEADERS
 from synvirt.web.pages import Pages
 from synvirt.web.stations import stations
 
@@ -43,6 +44,8 @@ PARTS = (*ABOVE, *JOB, *PROOF)
 # The tabs below `ABOVE`: the end of the address, the name, the parts. A page has all parts, and hides those of other tabs: so
 # one stream of parts serves each.
 TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
+
+log = structlog.get_logger(__name__)
 
 REHEARSALS_SHOWN = 5
 # The event by which the page closes its stream. Without it, a browser would connect again and again.
@@ -289,9 +292,11 @@ class JobView:
                     yield format_sse_event(event=ENDED, data_str=ENDED)
                     return
                 if time.monotonic() - beat_at >= pace.heartbeat_every_s:
-                    yield format_sse_event(comment="still here")
+                    yield BEAT
                     beat_at = time.monotonic()
                 await asyncio.sleep(pace.progress_every_s)
+        except PersistFailed as error:  # as in `Feed.follow`
+            log.warning("the stream of a job's page ends", job=str(job_id), cause=error.detail)
         finally:
             shown.viewers -= 1
             if not shown.viewers:

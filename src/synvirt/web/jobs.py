@@ -28,6 +28,8 @@ PARTS: Mapping[Part, Only] = {
 # Jobs of a part on one page: as many as people look through. Links lead to the rest.
 ON_A_PAGE = 100
 STREAM_HEADERS = HEADERS | {"X-Accel-Buffering": "no"}
+# A script of the page sees no comment of a stream: an event tells it that the service is there (away.js).
+BEAT = format_sse_event(event="beat", data_str="still here")
 
 
 def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
@@ -52,7 +54,12 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
         return format_sse_event(event=f"figures-{id_}", data_str=pages.part("row_figures.html", job=update))
 
     feed = Feed(
-        store, intake.board, Words(changed_row, figures_of), stopping=stopping, pace=pace, elsewhere=intake.figures_elsewhere
+        store,
+        intake.board,
+        Words(changed_row, figures_of, BEAT),
+        stopping=stopping,
+        pace=pace,
+        elsewhere=intake.figures_elsewhere,
     )
 
     def jobs_of(part: Part, cursor: int | None = None) -> tuple[list[Migration], int | None]:
