@@ -4,7 +4,7 @@ from typing import ClassVar, Final, Protocol
 from uuid import UUID
 
 from synvirt.disks.specs import WriterSpec
-from synvirt.errors import DiskWriteFailed
+from synvirt.errors import DiskReadFailed, DiskWriteFailed
 
 # The pauses before what needs a destination that is away is tried again; the last one repeats. A host that has restarted mounts
 # a file system, or imports a pool, after the service is up.
@@ -61,7 +61,7 @@ class Destination(Protocol):
     def free_bytes(self) -> int: ...
 
 
-def as_away(destination: Destination, error: DiskWriteFailed) -> DiskWriteFailed:
+def as_away(destination: Destination, error: DiskWriteFailed | DiskReadFailed) -> DiskWriteFailed | DiskReadFailed:
     """What to raise for an error of a copy to this destination: DestinationAway, where it went away meanwhile. A program that
     writes there sees an input/output error then, or no such file."""
     if not isinstance(error, DestinationAway):

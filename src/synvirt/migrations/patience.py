@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 
 from synvirt.destinations import AWAY_PAUSES_S, DestinationAway, as_away
-from synvirt.errors import AuthFailed, DiskWriteFailed, SnapshotFailed, SourceUnreachable, SynvirtError
+from synvirt.errors import AuthFailed, DiskReadFailed, DiskWriteFailed, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.guests import AdoptFailed
 from synvirt.live import GuestStaysOn
 from synvirt.migrations.job import Job
@@ -164,5 +164,5 @@ async def while_destination_is_away(job: Job, step: Callable[[Job], Awaitable[T]
 async def _tried(job: Job, step: Callable[[Job], Awaitable[T]]) -> T:
     try:
         return await step(job)
-    except DiskWriteFailed as error:
+    except (DiskWriteFailed, DiskReadFailed) as error:  # a volume is read, too: for its hashes, and to compare it
         raise await job.in_thread(as_away, job.destination, error) from error

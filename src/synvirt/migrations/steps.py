@@ -274,7 +274,7 @@ async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
     """DiskReadFailed, when a source file has changed since the copy began: two halves of two exports are no disk."""
 
     def look() -> dict[str, list[tuple[str, int, int, int] | str]]:
-        return {disk.key: [*map(_as_it_is, paths(disk.reader)), *versions(disk.reader)] for disk in disks}
+        return {disk.key: [*_as_they_are(disk), *versions(disk.reader)] for disk in disks}
 
     found = await job.in_thread(look)
     local = [one for each in found.values() for one in each if not isinstance(one, str)]
@@ -295,14 +295,19 @@ async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
         )
 
 
-def _as_it_is(path: str) -> tuple[str, int, int, int]:
-    """The file's path, size, time of its last change and inode. DiskReadFailed, where it is gone."""
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        detail = f"the source file {Path(path).name} is gone: {error.strerror}"
-        raise DiskReadFailed(detail, hint="put it back and submit again") from error
-    return path, status.st_size, status.st_mtime_ns, status.st_ino
+def _as_they_are(disk: PassDisk) -> list[tuple[str, int, int, int]]:
+    """Each file's path, size, time of its last change and inode. DiskReadFailed, where one is gone."""
+    found = []
+    for path in paths(disk.reader):
+        try:
+            status = Path(path).stat()
+        except OSError as error:
+            raise DiskReadFailed(
+                f"disk {disk.key}: the source file {Path(path).name} is gone: {error.strerror}",
+                hint="put it back, or mount its file system again, and submit again",
+            ) from error
+        found.append((path, status.st_size, status.st_mtime_ns, status.st_ino))
+    return found
 
 
 # ── V2vProcessing, Starting ──────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.specs import WriterSpec
 from synvirt.errors import SynvirtError
+from synvirt.jobs import copying_disks
 from synvirt.migrations import patience
 from synvirt.migrations.job import Job
 from synvirt.model.job import DiskProgress, Progress
@@ -347,6 +349,47 @@ def test_a_file_system_that_goes_while_it_is_written_is_waited_for(tmp_path: Pat
         house.store.on_commit = mount_again
         ended = house.run(job.id)
         house.store.on_commit = lambda: None
+        assert [f"nothing is mounted at {point}" in one for one in reported] == [True]
+        assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+        assert house.volume(ended).read_bytes() == some_disk()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
+def test_a_file_system_that_goes_while_a_volume_is_read_back_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its hashes: the copy sees that a file cannot be read, and it is no file of the source."""
+    quick_tries(monkeypatch)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    kept, point = tmp_path / "kept", tmp_path / "mounted"
+    for folder in (kept, point):
+        folder.mkdir()
+    with mounted(kept, "-t", "tmpfs", "-o", "size=32m", "tmpfs"), ExitStack() as later:
+        house = House(tmp_path, destination=DirectoryDestination(point / "volumes", mount_point=point), workers=in_process)
+        later.callback(lambda: subprocess.run(["umount", "--lazy", point], check=False, capture_output=True))
+        subprocess.run(["mount", "--bind", kept, point], check=True)
+        fill, gone = copying_disks._filled, []
+
+        def without_its_file_system(*given: Any) -> None:
+            if not gone:
+                gone.append(point)
+                subprocess.run(["umount", "--lazy", point], check=True)
+            fill(*given)
+
+        monkeypatch.setattr(copying_disks, "_filled", without_its_file_system)
+        job = house.intake.submit(offline_plan(imported(house, {DISK: some_disk()})))
+        reported: list[str] = []
+
+        def mount_again() -> None:
+            if (error := house.store.get(job.id).last_error) is not None and not reported:
+                assert not error.fatal, error
+                reported.append(error.message)
+                subprocess.run(["mount", "--bind", kept, point], check=True)
+
+        house.store.on_commit = mount_again
+        ended = house.run(job.id)
+        house.store.on_commit = lambda: None
+        assert gone == [point]
         assert [f"nothing is mounted at {point}" in one for one in reported] == [True]
         assert (ended.state, ended.last_error) == (State.COMPLETED, None)
         assert house.volume(ended).read_bytes() == some_disk()
