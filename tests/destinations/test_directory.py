@@ -197,3 +197,14 @@ def test_another_user_gets_through_to_a_volume_that_is_its_own_and_lists_nothing
     os.chown(path, 65534, -1)  # as libvirtd does when the guest starts
     assert subprocess.run([*as_nobody, "cat", path], stdout=subprocess.DEVNULL).returncode == 0
     assert subprocess.run([*as_nobody, "ls", path.parent], capture_output=True).returncode != 0
+
+
+@pytest.mark.parametrize("mounted", ["tmpfs"], indirect=True)
+def test_a_folder_that_is_mounted_read_only_says_so_before_anything_is_made(mounted: Path) -> None:
+    """The list of destinations shows it, and a plan is refused with it."""
+    destination = DirectoryDestination(mounted)
+    assert destination.free_bytes() > 0
+    subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
+    with pytest.raises(DiskWriteFailed, match=f"{mounted}, cannot be used: Read-only file system") as caught:
+        destination.free_bytes()
+    assert "mount it for writing" in str(caught.value.hint)

@@ -15,7 +15,7 @@ from synvirt.repository import packs
 from synvirt.repository.folder import UNFINISHED, Folder, HostFolder, put
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import HEADER, Repository
+from synvirt.repository.repository import HEADER, Repository, change_key
 from synvirt.repository.verify import verify_point, verify_repository
 from tests.backups.peers import Peer
 from tests.fakes.disks import MemoryReader
@@ -176,6 +176,46 @@ def test_a_place_that_is_away_during_a_verification_damages_no_pack(tmp_path: Pa
     with pytest.raises(RepositoryDamaged, match="is missing"):
         HostFolder(home).read(f"{packs.FOLDER}/{'0' * 64}.pack")
     assert verify_repository(repository).wrongs == ()
+
+
+def test_a_folder_whose_file_system_is_not_mounted_is_no_damage(tmp_path: Path) -> None:
+    """A repository may be at the mount point itself: then the folder is there, and empty. Nothing is made in it."""
+    home, empty = tmp_path / "home", tmp_path / "empty"
+    home.mkdir()
+    empty.mkdir()
+    repository = opened(HostFolder(home), new=True)
+    (home / "repository").rename(tmp_path / "header")
+    with pytest.raises(RepositoryDamaged, match=f"{HEADER} is missing"):
+        Repository(HostFolder(home), KEY)
+    (tmp_path / "header").rename(home / "repository")
+    home.rename(tmp_path / "away")
+    empty.rename(home)
+    works: list[Callable[[], object]] = [
+        lambda: Repository(HostFolder(home), KEY),
+        lambda: back_up(repository, _noise(2)),
+        lambda: change_key(HostFolder(home), KEY, bytes(32)),
+    ]
+    for work in works:
+        with pytest.raises(RepositoryUnreachable, match=f"cannot be reached in the repository's folder {home}") as caught:
+            work()
+        assert caught.value.hint == "mount what the folder should hold; then run it again"
+        assert not caught.value.detail.startswith(UNFINISHED)
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
+def test_a_file_that_cannot_be_written_has_no_drawn_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    folder = HostFolder(tmp_path)
+    folder.make_folders([UNFINISHED, packs.FOLDER])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        with pytest.raises(StoreWriteFailed, match=r"^a new file.*: (Read-only file system|Input/output error)$") as caught:
+            put(folder, "packs/x", [b"x"])
+    assert ("mount it for writing" in str(caught.value.hint)) is (number == errno.EROFS)
 
 
 @pytest.mark.parametrize("is_away", [True, False])

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,7 +104,7 @@ class DirectoryDestination:
         """It tries with two unnamed files, as the type of a mount does not say what it can do."""
         self._refuse_unmounted()
         with (
-            _failing("the folder of the volumes cannot be inspected"),
+            _failing(f"nothing can be made in the folder of the volumes, {self.folder}"),
             tempfile.TemporaryFile(dir=self.folder) as one,
             tempfile.TemporaryFile(dir=self.folder) as other,
         ):
@@ -161,10 +160,13 @@ class DirectoryDestination:
 
     def free_bytes(self) -> int:
         self._refuse_unmounted()
-        with _failing("the folder of the volumes cannot be inspected"):
+        with _failing(f"the folder of the volumes, {self.folder}, cannot be used"):
             # Where its file system was mounted after the service had started, `create` makes the folder.
             there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
-            return shutil.disk_usage(there).free
+            found = os.statvfs(there)
+            if found.f_flag & os.ST_RDONLY:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            return found.f_frsize * found.f_bavail
 
     @staticmethod
     def _shares(source: int, target: int) -> bool:

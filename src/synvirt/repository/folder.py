@@ -8,7 +8,7 @@ import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -121,25 +121,25 @@ class HostFolder:
 
     def room(self) -> tuple[int, int]:
         """The size of the file system, and how much of it is used, in bytes."""
-        with _as_ours("the repository's free space"):
+        with self._as_ours("the repository's free space"):
             found = os.statvfs(self._path)
         return found.f_frsize * found.f_blocks, found.f_frsize * (found.f_blocks - found.f_bavail)
 
     def make_folders(self, names: Iterable[str]) -> None:
         """Makes missing folders with mode 0700, durably."""
         for name in names:
-            with _as_ours(name):
+            with self._as_ours(name):
                 (self._path / name).mkdir(mode=0o700, exist_ok=True)
         self.sync_folder("")
 
     def write(self, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-        with _as_ours(name), (self._path / name).open("xb", buffering=0) as file:
+        with self._as_ours(name), (self._path / name).open("xb", buffering=0) as file:
             for piece in pieces:
                 _write_all(file, piece)
 
     def append(self, name: str, piece: bytes) -> None:
         """Appends to a file that was made here."""
-        with _as_ours(name), (self._path / name).open("ab", buffering=0) as file:
+        with self._as_ours(name), (self._path / name).open("ab", buffering=0) as file:
             _write_all(file, piece)
 
     def sync(self, name: str) -> None:
@@ -149,7 +149,7 @@ class HostFolder:
         self._fsync(folder, os.O_RDONLY | os.O_DIRECTORY)
 
     def _fsync(self, name: str, flags: int) -> None:
-        with _as_ours(name or "the repository"):
+        with self._as_ours(name or "the repository"):
             descriptor = os.open(self._path / name, flags | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
@@ -157,7 +157,7 @@ class HostFolder:
                 os.close(descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        with _as_ours(new):
+        with self._as_ours(new):
             (self._path / old).rename(self._path / new)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -188,19 +188,21 @@ class HostFolder:
     def _unread(self, name: str, error: OSError) -> NoReturn:
         """RepositoryDamaged; another error, where not the file is the cause: then it must not be condemned."""
         if error.errno in _AWAY | _OURS:
-            _failed(name, error)
+            _failed(name, error, self._path)
         if error.errno == errno.EIO:  # so says a bad sector, and a soft mount whose server is away
             self.room()
         if isinstance(error, FileNotFoundError):
             self.check()
-            if not (self._path / name).parent.is_dir():
-                _failed(name, error)
+            # A file beside the folders is no evidence by itself: where its file system is not mounted, all are missing.
+            beside = self._path / name if "/" in name else self._path / UNFINISHED / name
+            if not beside.parent.is_dir():
+                _failed(name, error, self._path)
             raise RepositoryDamaged(f"{name} is missing from the repository") from error
         raise RepositoryDamaged(f"{name} cannot be read: {error.strerror}") from error
 
     def entries(self, folder: str) -> list[Entry]:
         found = []
-        with _as_ours(folder), os.scandir(self._path / folder) as listed:
+        with self._as_ours(folder), os.scandir(self._path / folder) as listed:
             for entry in listed:
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -210,8 +212,11 @@ class HostFolder:
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        with _as_ours(name):
+        with self._as_ours(name):
             (self._path / name).unlink(missing_ok=True)
+
+    def _as_ours(self, name: str) -> AbstractContextManager[None]:
+        return _as_ours(name, self._path)
 
     def close(self) -> None:
         """Does nothing, as nothing is open."""
@@ -224,19 +229,25 @@ def _write_all(file: FileIO, piece: bytes | bytearray | memoryview) -> None:
 
 
 @contextmanager
-def _as_ours(name: str) -> Iterator[None]:
+def _as_ours(name: str, folder: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _failed(name, error)
+        _failed(name, error, folder)
 
 
-def _failed(name: str, error: OSError) -> NoReturn:
+def _failed(name: str, error: OSError, folder: Path | None) -> NoReturn:
     why = os.strerror(error.errno or 0)
+    what = "a new file" if name.startswith(f"{UNFINISHED}/") else name  # it has a name drawn at random
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free space there, or let retention remove points and collect the garbage; then run the job again"
-        what = "a new file" if name.startswith(f"{UNFINISHED}/") else name  # it has a name drawn at random
         raise RepositoryFull(f"the repository is full: {what} cannot be written: {why}", hint=hint) from error
     if error.errno == errno.ENOENT or error.errno in _AWAY:
-        raise RepositoryUnreachable(f"{name} cannot be reached: {why}", hint="look at the mount") from error
-    raise StoreWriteFailed(f"{name}: {why}", hint="look at the disk's health, and at who owns the folder") from error
+        where = "" if folder is None else f" in the repository's folder {folder}"
+        raise RepositoryUnreachable(
+            f"{what} cannot be reached{where}: {why}", hint="mount what the folder should hold; then run it again"
+        ) from error
+    if error.errno == errno.EROFS:
+        hint = "mount it for writing; where it became read-only by itself, the kernel's log says why"
+        raise StoreWriteFailed(f"{what} cannot be written: {why}", hint=hint) from error
+    raise StoreWriteFailed(f"{what}: {why}", hint="look at the disk's health, and at who owns the folder") from error

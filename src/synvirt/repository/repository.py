@@ -67,8 +67,8 @@ def create(folder: Folder, master: bytes) -> UUID:
 def change_key(folder: Folder, old: bytes, new: bytes) -> None:
     """Makes `new` the repository's key from now on; nothing is written with `old` any more. Idempotent. RepositoryKeyWrong:
     `old` is not its newest key. BackupConflict: another host changes it at this moment."""
+    check = header_of(folder)["key_check"]  # first: where its file system is not mounted, nothing is made
     folder.make_folders(FOLDERS)
-    check = header_of(folder)["key_check"]
     try:
         key_change.masters(folder, check, new)
     except RepositoryKeyWrong:

@@ -368,7 +368,8 @@ def test_a_file_system_that_goes_while_a_volume_is_read_back_is_waited_for(
         house = House(tmp_path, destination=DirectoryDestination(point / "volumes", mount_point=point), workers=in_process)
         later.callback(lambda: subprocess.run(["umount", "--lazy", point], check=False, capture_output=True))
         subprocess.run(["mount", "--bind", kept, point], check=True)
-        fill, gone = copying_disks._filled, []
+        fill = copying_disks._filled
+        gone: list[Path] = []
 
         def without_its_file_system(*given: Any) -> None:
             if not gone:

@@ -44,6 +44,9 @@ HINTS = {
     errno.EACCES: "the service's user needs permission for it",
     errno.EPERM: "the service's user needs permission for it",
     errno.EBUSY: "it is mounted or in use by another program",
+    errno.EROFS: "its file system is read-only, perhaps since an error: see the kernel's log, and mount it for writing",
+    errno.ESTALE: "the server of its file system does not know it any more: mount the file system again",
+    errno.ENOTCONN: "what serves its file system has ended: mount the file system again",
     errno.ENOENT: "it was removed or renamed meanwhile",
 }
 
