@@ -18,7 +18,6 @@ import pytest
 
 from synvirt.disks import detect as detect_image
 from synvirt.disks import open_reader
-from synvirt.disks.spec_json import CHECKSUM_SPEC, READER_SPEC
 from synvirt.disks.specs import ImageSpec, RawSpec, paths
 from synvirt.errors import HostPathRejected, NotFound, SynvirtError
 from synvirt.model.machine import VmManifest
@@ -26,6 +25,7 @@ from synvirt.offline import OfflineImporter, OpenedDisk
 from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance
 from synvirt.offline.registry import IMPORTERS, detect, importer_for
 from tests.contracts.readers import read_all
+from tests.contracts.spec_json import CHECKSUM_SPEC, READER_SPEC
 from tests.counted import bytes_read
 from tests.running.processes import open_files
 

@@ -17,10 +17,10 @@ from synvirt.disks.packed import gzipped
 from synvirt.disks.packed.gzipped import GzippedReader
 from synvirt.disks.raw.blank import BlankReader
 from synvirt.disks.raw.files import RawReader
-from synvirt.disks.spec_json import READER_SPEC
 from synvirt.disks.specs import BlankSpec, GzipSpec, ImageFormat, ImageSpec, JoinedSpec, RawSpec
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read, read_all
+from tests.contracts.spec_json import READER_SPEC
 from tests.offline import appliances
 from tests.running.processes import open_files
 

@@ -12,11 +12,11 @@ import pytest
 from synvirt.disks import open_reader
 from synvirt.disks.checking.checksum import check
 from synvirt.disks.roots import HOST, raw_spec
-from synvirt.disks.spec_json import READER_SPEC
 from synvirt.disks.specs import ChecksumSpec, QemuSpec
 from synvirt.errors import DiskReadFailed, HostPathRejected, UnsupportedFormat
 from synvirt.jobs.caging import _files
 from tests.cage.test_cage import needs
+from tests.contracts.spec_json import READER_SPEC
 from tests.disks import swaps
 
 
@@ -74,11 +74,11 @@ import json, os, sys
 from pathlib import Path
 from synvirt.cage import enter
 from synvirt.disks import open_reader
-from synvirt.disks.spec_json import READER_SPEC
 from synvirt.disks.specs import FileWriterSpec
 from synvirt.errors import SynvirtError
 from synvirt.jobs.caging import cage_of
 from synvirt.jobs.orders import CopyOrder, DiskOrder
+from tests.contracts.spec_json import READER_SPEC
 from tests.disks import swaps
 
 moment, swap, imports, spec = sys.argv[1], sys.argv[2], Path(sys.argv[3]), READER_SPEC.validate_json(sys.argv[4])

@@ -34,7 +34,6 @@ RETRY_DELAYS_S: Final = (0.1, 1.0)
 CONNECTIONS: Final = 4
 # libnfs 4 and 5, by their sonames; 6 has another order of nfs_pread's arguments. ctypes.util would start programs.
 LIBRARIES: Final = ("libnfs.so.13", "libnfs.so.14")
-NFS_PORT: Final = 2049
 PORTMAPPER_PORT: Final = 111
 # Mostly the largest READ of a server.
 _STEP_BYTES: Final = MIB

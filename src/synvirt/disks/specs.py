@@ -5,7 +5,7 @@
 An image is read over another reader, the bytes of its file, so any format may be in any other: a VMDK in a tar member is a VMDK
 over a range of a raw file. `open_reader` and `open_writer` in this package open a spec.
 
-Plain data classes: a model of pydantic may have one as a field, and `spec_json` reads and writes one by itself. So a copy on
+Plain data classes: a model of pydantic, such as an order to a worker, may have one as a field. So a copy on
 the command line need not load pydantic. Offsets and lengths are bytes.
 """
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from synvirt.fleet.model import Member, MemberRequest, MemberState, Wave, WaveState, WaveSummary, WaveUpdate
+from synvirt.fleet.model import Member, MemberRequest, MemberState, Wave, WaveSummary, WaveUpdate
 from synvirt.store.documents import parsed
 from synvirt.store.waves import MemberRow, WaveRow
 
@@ -83,6 +83,3 @@ def wave_json(row: WaveRow, members: Iterable[MemberRow], *, a_piece: int = 200)
             yield ("" if first else ",") + ",".join(piece)
             piece, first = [], False
     yield ("," if piece and not first else "") + ",".join(piece) + "]}"
-
-
-WAVE_STATES = frozenset(str(state) for state in WaveState)

@@ -29,7 +29,6 @@ def _whole(value: Any) -> Any:
 
 WHOLE = BeforeValidator(_whole)
 Time = Annotated[datetime, PlainSerializer(_rfc3339, return_type=str, when_used="json")]
-JsonObject = dict[str, Any]
 Bytes = Annotated[int, Field(ge=0)]
 # An id that people choose: sheets, the command line and URLs use it.
 ChosenId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
 from synvirt.disks.raw.files import RawReader
-from synvirt.disks.spec_json import READER_SPEC
 from synvirt.disks.specs import GzipSpec, RawSpec, XvaSpec
 from synvirt.disks.xva.reader import XvaReader
 from synvirt.errors import MalformedArchive, SynvirtError
 from tests.contracts.readers import ReaderCase, ReaderContract, check_extents, read, read_all
+from tests.contracts.spec_json import READER_SPEC
 from tests.disks.xva import xva_archives
 from tests.disks.xva.xva_archives import MIB
 

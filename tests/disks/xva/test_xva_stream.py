@@ -23,11 +23,11 @@ from synvirt.disks import open_reader
 from synvirt.disks.layers import layer_of
 from synvirt.disks.packed.unpacking import Unpacked, packing_of
 from synvirt.disks.raw.files import RawReader, open_file_writer
-from synvirt.disks.spec_json import READER_SPEC
 from synvirt.disks.specs import Packing, RawSpec, XvaSpec
 from synvirt.disks.xva.stream import XvaStream
 from synvirt.errors import MalformedArchive, SynvirtError
 from tests.contracts.readers import ReaderCase, ReaderContract, check_extents, read, read_all
+from tests.contracts.spec_json import READER_SPEC
 from tests.counted import bytes_read
 from tests.disks.xva import xva_archives
 from tests.disks.xva.test_xva import disk_of

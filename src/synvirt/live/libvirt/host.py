@@ -44,10 +44,6 @@ BUSY_HINT: Final = "another operation on this domain is under way there: try aga
 # Without names that ssh would read as an option, or that no host has.
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*")
 
-_LOST = re.compile(
-    r"Cannot recv data|End of file while reading|[Cc]onnection (reset|refused|timed out)|client socket is closed|keepalive|"
-    r"[Uu]nable to connect|Failed to connect|No route to host|Broken pipe|not connected|No such file or directory"
-)
 UNTRUSTED: Final = re.compile(r"certificate|TLS handshake|GNUTLS", re.IGNORECASE)
 # In libnbd's words: a handshake that is cut off is not a refusal.
 UNTRUSTED_DISKS: Final = re.compile(r"certificate|fatal alert", re.IGNORECASE)
