@@ -16,9 +16,12 @@ from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
 from synvirt.errors import Internal
 from synvirt.fleet.model import WaveRequest
 from synvirt.fleet.waves import Waves
-from synvirt.keyring import migrator_key
+from synvirt.keyring import migrator_key, seal
 from synvirt.migrations.memory import JobMemory
+from synvirt.migrations.secrets import belongs_to
+from synvirt.model.kinds import LiveKind
 from synvirt.model.rehearsal import Rehearsal, RehearsalRequest, RehearsalState
+from synvirt.model.sources import Source
 from synvirt.model.values import now
 from synvirt.settings import DirectorySetting, RbdSetting, Settings, ZfsSetting, prepare_data_dir
 from synvirt.sizes import sized
@@ -273,6 +276,22 @@ def test_a_store_that_cannot_be_opened_is_reported(tmp_path: Path, url: str) -> 
     one = finding("store", Settings(data_dir=tmp_path, database_url=url))
     assert not one.found
     assert "cannot be opened" in one.detail
+
+
+def test_sources_that_this_host_s_key_does_not_open_are_named(tmp_path: Path) -> None:
+    """A host that joins a fleet makes a key of its own, as long as nobody copies the fleet's."""
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+    assert finding("credentials", settings).detail == "no source is registered"
+    ours = migrator_key(settings.keyring_dir / "migrator.key")
+    store = Store(settings.store_url)
+    assert finding("credentials", settings).detail == "no source is registered"
+    for name, key in (("near", ours), ("lab", bytes(32))):
+        source = Source(id=uuid4(), name=name, kind=LiveKind.VIM_API, endpoint="https://x", created_at=now())
+        store.sources.add(source, seal(key, b"{}", belongs_to=belongs_to("source", source.id)), host="other")
+        found = finding("credentials", settings)
+        assert (found.found, found.detail.split()[-1]) == ((True, "source") if key == ours else (False, "lab"))
+    store.close()
 
 
 def test_stored_documents_that_cannot_be_read_are_shown(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ class Keyring:
         """Whether the key opens it, or the next key of a change that a crash interrupted."""
         with self._changing:
             keys = [self._key, *([_read(self._next)] if self._next.exists() else [])]
-        return any(_opens(key, sealed, belongs_to) for key in keys)
+        return any(opens(key, sealed, belongs_to) for key in keys)
 
     def _look(self) -> None:
         with suppress(KeyUnusable):  # missing, or only half copied: the key in memory still works
@@ -148,9 +148,9 @@ class Keyring:
         with self._changing:
             if not self._next.exists():
                 return
-            if sample is None or _opens(self._key, *sample):
+            if sample is None or opens(self._key, *sample):
                 self._next.unlink()
-            elif _opens(key := _read(self._next), *sample):
+            elif opens(key := _read(self._next), *sample):
                 self._take_next(key)
             else:
                 raise KeyUnusable(
@@ -191,7 +191,8 @@ class Keyring:
         self._key = key
 
 
-def _opens(key: bytes, sealed: bytes, belongs_to: bytes) -> bool:
+def opens(key: bytes, sealed: bytes, belongs_to: bytes) -> bool:
+    """Whether this key has sealed it, for this owner."""
     try:
         unseal(key, sealed, belongs_to=belongs_to)
     except Internal:

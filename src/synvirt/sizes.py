@@ -24,6 +24,11 @@ def sized(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def percent(done: int, total: int) -> int:
+    """Rounded down: 100 only when all is done."""
+    return min(100, done * 100 // total) if total else 0
+
+
 def counted(count: int, noun: str) -> str:
     """`1 CPU`, `2 CPUs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

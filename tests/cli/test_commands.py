@@ -194,6 +194,15 @@ def test_show(service: Service, run: Run) -> None:
         assert part in reported
 
 
+@pytest.mark.parametrize("field", ["retry_of", "retried_by", "restart_of", "restarted_by"])
+def test_show_names_the_jobs_before_and_after_it(service: Service, run: Run, field: str) -> None:
+    other = uuid4()
+    job = service.submit().model_copy(update={"id": uuid4(), field: other})
+    service.store.add(job, host="local")
+    (line,) = [line for line in run("migrations", "show", job.id).stdout.splitlines() if str(other) in line]
+    assert line.startswith("job ")
+
+
 @pytest.mark.parametrize(("ttl_s", "is_lost"), [(-5, True), (600, False)])
 def test_show_says_that_the_host_of_a_job_is_lost(service: Service, run: Run, ttl_s: float, is_lost: bool) -> None:
     """Its last figures are of the moment before: nothing is copied any more."""

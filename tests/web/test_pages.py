@@ -288,6 +288,15 @@ def test_the_page_of_a_job_whose_host_is_lost_says_so_and_goes_on_elsewhere(
     expect(page.locator("main")).to_contain_text("it shares its store with no other host")
 
 
+@pytest.mark.parametrize("field", ["retry_of", "retried_by", "restart_of", "restarted_by"])
+def test_the_page_of_a_job_leads_to_those_before_and_after_it(page: Page, service: Service, field: str) -> None:
+    other = jobs.added(service, "the other", (State.QUEUED, 5), (State.FAILED, 4))
+    one = jobs.added(service, "the one", (State.QUEUED, 3), (State.FAILED, 2), plan=PLAN, **{field: other})
+    page.goto(f"/migrations/{one}")
+    page.locator(f"#banner a[href='/migrations/{other}']").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("the other")
+
+
 def test_a_name_from_a_hostile_archive_stays_a_name(page: Page, service: Service) -> None:
     name = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
     job_id = jobs.added(service, name, (State.QUEUED, 5), (State.COPYING_FULL, 4))

@@ -14,7 +14,7 @@ from synvirt.doctor.guests import (
     uefi,
     virtio_win,
 )
-from synvirt.doctor.service import authorities, cage_layer, data_dir, import_root, sealing_key, store, users_file
+from synvirt.doctor.service import authorities, cage_layer, credentials, data_dir, import_root, sealing_key, store, users_file
 from synvirt.doctor.sources import hyperv_tool, libnbd_version, libnfs, libsmbclient, libyal, nbdkit_vddk, pyvmomi_version
 from synvirt.doctor.volumes import (
     librbd,
@@ -72,6 +72,12 @@ CHECKS = (
         lambda settings: settings.remote_ca_file is not None,
     ),
     Check("store", "jobs, watermarks, sources, uploads", "setting database_url; or free the disk of data_dir", store, always),
+    Check(
+        "credentials",
+        "the registered sources, which hosts of one database share",
+        "copy keyring/migrator.key from the host that sealed them, or give them again: docs/operating.md, «Several hosts»",
+        credentials,
+    ),
     Check(
         "python3-libvirt",
         "the hypervisor",

@@ -1,28 +1,30 @@
 """Whether the service has its folder, key and store, and what confines its readers."""
 
+import contextlib
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+from uuid import UUID
 
 from synvirt.accounts import listed
 from synvirt.cage import layers
 from synvirt.doctor.finding import Missing
 from synvirt.errors import BadRequest, SynvirtError
-from synvirt.keyring import KEY_BYTES
+from synvirt.keyring import KEY_BYTES, opens
 from synvirt.settings import Settings
 from synvirt.settings.starting import check_authorities
-from synvirt.sizes import MIB, sized
+from synvirt.sizes import MIB, counted, sized
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection as Database
 
-# Of stored documents that cannot be read. Each has a line of its own in the service's log.
-QUARANTINED_SHOWN = 20
+# Of stored documents that cannot be read, which each have a line in the service's log, and of sources.
+NAMED_MOST = 20
 # The store's log alone may need as much for a moment.
 FREE_LEAST_BYTES = 16 * MIB
 # Specification part 8.
@@ -101,32 +103,74 @@ def _ours(path: Path, mode: int) -> str:
     return f"{path}: {stat.S_IMODE(found.st_mode):04o}"
 
 
-def store(settings: Settings) -> str:
-    """Looked at only: the service makes it, and brings an old one up to date."""
+@contextlib.contextmanager
+def _opened(settings: Settings) -> Iterator["Database | None"]:
+    """The store, to be looked at only: the service makes it, and brings an old one up to date. None: it is made at the first
+    start. Missing."""
     import sqlalchemy
 
     url = sqlalchemy.make_url(settings.store_url)
     if url.get_backend_name() == "sqlite":
         path = Path(str(url.database))
         if not path.exists():
-            return f"{path}: made at the first start"
+            yield None
+            return
         url = url.set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})
     else:
         url = url.set(drivername="postgresql+psycopg")
     engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
     try:
         with engine.connect() as connection:
-            version = str(connection.scalar(sqlalchemy.text(_VERSIONS[url.get_backend_name()])))
-            bad = _quarantined(connection)
+            yield connection
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise Missing(f"the store cannot be opened: {str(getattr(error, 'orig', error)).splitlines()[0]}") from error
     finally:
         engine.dispose()
+
+
+def store(settings: Settings) -> str:
+    """The store's product and version. Missing where it cannot be read, or has documents that cannot be."""
+    import sqlalchemy
+
+    with _opened(settings) as connection:
+        if connection is None:
+            return f"{sqlalchemy.make_url(settings.store_url).database}: made at the first start"
+        product = connection.dialect.name
+        version = str(connection.scalar(sqlalchemy.text(_VERSIONS[product])))
+        bad = _quarantined(connection)
     if bad:
-        shown = "; ".join(bad[:QUARANTINED_SHOWN])
-        more = f"; and {len(bad) - QUARANTINED_SHOWN} more" if len(bad) > QUARANTINED_SHOWN else ""
-        raise Missing(f"stored documents that this version cannot read, and leaves alone: {shown}{more}")
-    return f"{url.get_backend_name()} {version}"
+        raise Missing(f"stored documents that this version cannot read, and leaves alone: {_named(bad, '; ')}")
+    return f"{product} {version}"
+
+
+def credentials(settings: Settings) -> str:
+    """Whether this host's sealing key opens the credentials of the registered sources. Missing, with those that it does not
+    open: they were sealed on a host of the fleet with another key."""
+    import sqlalchemy
+
+    from synvirt.migrations.secrets import belongs_to
+    from synvirt.store.tables import sources
+
+    path = settings.keyring_dir / "migrator.key"
+    with _opened(settings) as connection:
+        there = connection is not None and sqlalchemy.inspect(connection).has_table(sources.name)
+        query = sqlalchemy.select(sources.c.id, sources.c.name, sources.c.sealed).order_by(sources.c.number)
+        rows = connection.execute(query).all() if connection is not None and there else []
+    if not rows:
+        return "no source is registered"
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        raise Missing(f"{path} cannot be read: {error.strerror}") from error
+    shut = [row.name for row in rows if not opens(key, row.sealed, belongs_to("source", UUID(row.id)))]
+    if shut:
+        raise Missing(f"the key of this host does not open the credentials of {_named(shut, ', ')}")
+    return f"the key opens those of {counted(len(rows), 'source')}"
+
+
+def _named(names: Sequence[str], between: str) -> str:
+    more = f"{between}and {len(names) - NAMED_MOST} more" if len(names) > NAMED_MOST else ""
+    return between.join(names[:NAMED_MOST]) + more
 
 
 def _quarantined(connection: "Database") -> list[str]:

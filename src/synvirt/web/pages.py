@@ -21,7 +21,7 @@ from synvirt.api.callers.roles import needed_role
 from synvirt.api.problems import incident, refused
 from synvirt.errors import NotFound, SynvirtError
 from synvirt.programs import ProgramFailed
-from synvirt.sizes import duration, exact_size
+from synvirt.sizes import duration, exact_size, percent
 from synvirt.web import words
 from synvirt.web.labels import as_labels
 
@@ -75,14 +75,16 @@ class Pages:
             "problem_tone",
             "size",
             "rate",
-            "percent",
             "moment",
             "clock",
             "as_json",
         )
-        self._environment.filters |= {"duration": duration, "exact_size": exact_size, "as_labels": as_labels} | {
-            name: getattr(words, name) for name in names
-        }
+        self._environment.filters |= {
+            "duration": duration,
+            "exact_size": exact_size,
+            "percent": percent,
+            "as_labels": as_labels,
+        } | {name: getattr(words, name) for name in names}
         self._environment.globals |= {
             "root": root,
             "file": self._address,

@@ -102,11 +102,6 @@ def rate(bps: float) -> str:
     return f"{size(bps)}/s"
 
 
-def percent(done: int, total: int) -> int:
-    """Rounded down: 100 only when all is done."""
-    return min(100, done * 100 // total) if total else 0
-
-
 def moment(at: datetime | None) -> str:
     """With the zone UTC, as the page does not know the reader's zone."""
     return "–" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -19,11 +19,12 @@ import pytest
 from synvirt.cli.client import Client, StreamEvent
 from synvirt.cli.migrating.watching import Bars, Lines, described, stage
 from synvirt.errors import ServiceUnreachable
-from synvirt.model.job import DiskProgress, Migration, Progress
+from synvirt.model.job import DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import Target
 from synvirt.model.values import now
 from synvirt.sizes import MIB, sized
+from synvirt.web.pages import Pages
 from synvirt.web.words import state_words
 from tests.cli.conftest import Run
 from tests.fakes.service import PLAN, Service, failed
@@ -299,6 +300,13 @@ def test_sizes(count: int, text: str) -> None:
 
 def test_figures_without_a_total() -> None:
     assert described(Progress()) == "…, 0 B of 0 B, 0 B/s"
+
+
+@pytest.mark.parametrize(("done", "shown"), [(0, 0), (317, 31), (319, 31), (999, 99), (1000, 100), (1001, 100)])
+def test_a_share_is_that_of_the_page_and_100_percent_are_all(done: int, shown: int) -> None:
+    update = ProgressUpdate(id=uuid4(), state=State.COPYING_FULL, progress=Progress(bytes_total=1000, bytes_done=done))
+    assert described(update.progress).split()[0] == str(shown)
+    assert Pages("").part("row_figures.html", job=update).count(f">{shown} %<") == 2
 
 
 def test_of_a_guest_that_is_not_to_be_started_nothing_says_that_it_starts() -> None:

@@ -321,6 +321,8 @@ def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
         if waits:  # it copies nothing: its newest figures are of the moment before
             job = job.model_copy(update={"progress": job.progress.stopped()})
     rows += [("attempt", str(job.attempt))] if job.attempt > 1 else []
+    others = ((words, getattr(job, field)) for field, words in _OTHER_JOBS)
+    rows += [("job", words.format(other)) for words, other in others if other is not None]
     if job.last_error is not None:
         rows.append(
             ("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {as_options(job.last_error.message)}")
@@ -356,6 +358,15 @@ def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
     rows += [("repair", line) for line in found_by(job)]
     rows += [("history", f"{at(visit.at)} {visit.state}") for visit in job.history]
     print_sheet(rows)
+
+
+# The jobs before and after it, by the fields that name them.
+_OTHER_JOBS = (
+    ("retry_of", "goes on with the copy of job {}"),
+    ("restart_of", "starts over job {}, whose host was lost"),
+    ("retried_by", "job {} goes on with its copy"),
+    ("restarted_by", "job {} starts it over on another host"),
+)
 
 
 def _passes(job: "Migration") -> list[str]:

@@ -12,7 +12,7 @@ from synvirt.errors import Internal
 from synvirt.model.job import BootAttempt, DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
-from synvirt.sizes import duration, sized
+from synvirt.sizes import duration, percent, sized
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -217,8 +217,8 @@ def held_until(job: Migration) -> str:
 
 def described(progress: Progress, *, state: str | None = None, ended: bool = False) -> str:
     """Between two deltas, and at the end, nothing is copied: then there is no rate and no remaining time."""
-    percent = f"{100 * progress.bytes_done / progress.bytes_total:.0f} %" if progress.bytes_total else "…"
-    parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}"]
+    done, total = progress.bytes_done, progress.bytes_total
+    parts = [f"{percent(done, total)} %" if total else "…", f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}"]
     if ended or (progress.bytes_done >= progress.bytes_total > 0 and (state == State.DELTA_SYNCING or not progress.rate_bps)):
         return ", ".join(parts)
     parts.append(f"{sized(progress.rate_bps)}/s")
