@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Final, Literal
 
 from synvirt.blocks import DiskReader
@@ -118,19 +119,16 @@ class _Tables:
 def _walk(file: _File, tables: _Tables, place: Callable[[int], tuple[int, int]]) -> None:
     """`place`: the offset of an entry's cluster, and how much of it is used. No cluster is in the first 16 bytes, a header's: 0
     and 1 mean zeros."""
-    guest = 0
     covered = tables.entries * tables.cluster_bytes
-    for directory in file.numbers(tables.at, -(-tables.disk_bytes // covered), "Q", tables.order):
-        for table_at in directory:
-            if table_at:
-                at = guest
-                for table in file.numbers(table_at, tables.entries, "Q", tables.order):
-                    for entry in table:
-                        if entry > 1 and at < tables.disk_bytes:
-                            start, length = place(entry)
-                            file.require(at, start, min(length, tables.disk_bytes - at))
-                        at += tables.cluster_bytes
-            guest += covered
+    directory = chain.from_iterable(file.numbers(tables.at, -(-tables.disk_bytes // covered), "Q", tables.order))
+    for first, table_at in zip(count(0, covered), directory):
+        if not table_at:
+            continue
+        table = chain.from_iterable(file.numbers(table_at, tables.entries, "Q", tables.order))
+        for at, entry in zip(range(first, tables.disk_bytes, tables.cluster_bytes), table, strict=False):
+            if entry > 1:
+                start, length = place(entry)
+                file.require(at, start, min(length, tables.disk_bytes - at))
 
 
 def require_whole_qcow2(image: DiskReader, name: str) -> None:
