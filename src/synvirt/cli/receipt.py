@@ -1,6 +1,7 @@
 """synvirt receipt get|verify|key. `verify` itself reads files: it needs no service, and trusts none."""
 
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,8 @@ app = typer.Typer(no_args_is_help=True, help="Signed receipts of what was moved.
 
 # The most differing blocks of a volume that are listed.
 NAMED_MOST = 10
+_SIGNER_UNKNOWN = ", which is stored beside the receipt: compare it with the key that the host shows, or give --key"
+_AUTHORITY_UNKNOWN = ", by an authority that is not checked: give --tsa-roots"
 
 
 @app.command()
@@ -91,7 +94,6 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
     import json
 
     from synvirt.proof.signing import PublicKey
-    from synvirt.proof.verifying import chained, checked, stamped
 
     options.work_here("a receipt is read here")
     _check_there(folder, hint="`synvirt receipt get` fetches a receipt")
@@ -99,39 +101,76 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
         if named is not None:
             _check_there(named)
     trusted = None if key_file is None else PublicKey.from_signers(text_of(key_file, what="key file "), key_file.name)
+    verdict = _verdict(folder, trusted, volume or [], chain, tsa_roots)
+    if options.json:
+        print(json.dumps(verdict.as_json()))
+    else:
+        verdict.say()
+    if verdict.problems:
+        raise typer.Exit(FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What was found of a receipt. `signer_trusted`, `stamp_trusted`: whether a key, and roots, were given to check by."""
+
+    statement: dict[str, Any] | None
+    problems: tuple[str, ...]
+    signer: "PublicKey | None"
+    signer_trusted: bool
+    stamped_at: str | None
+    stamp_trusted: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for --json."""
+        return {
+            "good": not self.problems,
+            "problems": self.problems,
+            "key": None if self.signer is None else self.signer.fingerprint,
+            "key_trusted": self.signer_trusted,
+            "stamped_at": self.stamped_at,
+            "stamp_trusted": self.stamped_at is not None and self.stamp_trusted,
+        }
+
+    def say(self) -> None:
+        """Prints the result for people."""
+        for problem in self.problems:
+            print(f"WRONG  {shown(problem)}")
+        if self.problems:
+            return
+        predicate = {} if self.statement is None else self.statement["predicate"]
+        job = predicate.get("job") if isinstance(predicate.get("job"), dict) else {}
+        name, host = shown(str((job or {}).get("name"))), shown(str(predicate.get("host")))
+        print(f"The receipt of {name} by host {host} is as it was signed")
+        if self.signer is not None:
+            print(f"Signed with {self.signer.fingerprint}{'' if self.signer_trusted else _SIGNER_UNKNOWN}")
+        if self.stamped_at is not None:
+            print(f"It existed on {shown(self.stamped_at)}{'' if self.stamp_trusted else _AUTHORITY_UNKNOWN}")
+
+
+def _verdict(
+    folder: Path, trusted: "PublicKey | None", wanted: list[str], chain: Path | None, tsa_roots: Path | None
+) -> _Verdict:
+    """`wanted`: the volumes to compare, each as DISK=PATH."""
+    from synvirt.proof.verifying import chained, checked, stamped
+
     found = checked(folder, trusted)
     problems = list(found.problems)
-    for each in volume or []:
-        problems += _differing(folder, found.statement, each)
+    for one in wanted:
+        problems += _differing(folder, found.statement, one)
     if chain is not None:
         try:
             problems += chained(chain, trusted or found.key, None if found.statement is None else folder)
         except OSError as error:
             raise NotFound(f"{chain} cannot be read: {error.strerror}") from error
-    stamp = None
+    stamped_at = None
     try:
-        stamp = stamped(folder, tsa_roots)
+        stamped_at = stamped(folder, tsa_roots)
     except MalformedArchive as error:
         problems.append(error.detail)
-    if tsa_roots is not None and stamp is None and not problems:
+    if tsa_roots is not None and stamped_at is None and not problems:
         problems.append("the receipt has no time stamp")
-    if options.json:
-        result = {
-            "good": not problems,
-            "problems": problems,
-            "key": None if found.key is None else found.key.fingerprint,
-            "key_trusted": trusted is not None,
-            "stamped_at": stamp,
-            "stamp_trusted": stamp is not None and tsa_roots is not None,
-        }
-        print(json.dumps(result))
-    else:
-        _say(found.statement, found.key, problems, trusted=trusted is not None)
-        if stamp is not None and not problems:
-            remark = "" if tsa_roots is not None else ", by an authority that is not checked: give --tsa-roots"
-            print(f"It existed on {shown(stamp)}{remark}")
-    if problems:
-        raise typer.Exit(FAILED)
+    return _Verdict(found.statement, tuple(problems), found.key, trusted is not None, stamped_at, tsa_roots is not None)
 
 
 def _check_there(path: Path, *, hint: str | None = None) -> None:
@@ -139,29 +178,10 @@ def _check_there(path: Path, *, hint: str | None = None) -> None:
         raise NotFound(f"there is no {path}", hint=did_you_mean_file(path) or hint)
 
 
-def _say(statement: dict[str, Any] | None, signer: "PublicKey | None", problems: list[str], *, trusted: bool) -> None:
-    for problem in problems:
-        print(f"WRONG  {shown(problem)}")
-    if problems:
-        return
-    predicate = {} if statement is None else statement["predicate"]
-    job = predicate.get("job") if isinstance(predicate.get("job"), dict) else {}
-    print(
-        f"The receipt of {shown(str((job or {}).get('name')))} by host {shown(str(predicate.get('host')))} is as it was signed"
-    )
-    if signer is not None:
-        remark = (
-            ""
-            if trusted
-            else ", which is stored beside the receipt: compare it with the key that the host shows, or give --key"
-        )
-        print(f"Signed with {signer.fingerprint}{remark}")
-
-
 def _differing(folder: Path, statement: dict[str, Any] | None, wanted: str) -> list[str]:
-    from synvirt.disks import open_reader
     from synvirt.disks.checking.ledger import BLOCK_BYTES
-    from synvirt.disks.specs import RawSpec
+    from synvirt.disks.checking.repairing import refuse_written
+    from synvirt.disks.raw.files import RawReader
     from synvirt.proof.verifying import differing, volumes
 
     name, _, path = wanted.partition("=")
@@ -170,7 +190,8 @@ def _differing(folder: Path, statement: dict[str, Any] | None, wanted: str) -> l
         raise BadRequest(f"--volume {wanted}: must be DISK=PATH", hint=f"its disks are {', '.join(disks) or 'none'}")
     blocks: list[int] = []
     try:
-        with closing(open_reader(RawSpec(path=str(Path(path).absolute())))) as reader:
+        with closing(RawReader(str(Path(path).absolute()))) as reader:
+            refuse_written(reader.descriptor, Path(path).name)
             blocks = list(differing(folder, disks[name], reader))
     except MalformedArchive as error:
         return [f"disk {name}: {error.detail}"]

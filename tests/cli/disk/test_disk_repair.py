@@ -271,6 +271,13 @@ def test_a_receipt_that_is_not_as_it_was_signed_repairs_nothing(moved: tuple[Pat
     assert "give either --ledger or --receipt" in neither.stderr
 
 
+def test_a_volume_that_qemu_writes_is_not_compared_with_its_receipt(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    folder, _ = _receipt(moved[1], tmp_path)
+    with opened_by_qemu(moved[1]):
+        refused = _bounded("receipt", "verify", str(folder), "--volume", f"scsi0:0={moved[1]}")
+    assert (refused.returncode, "is in use by a guest" in refused.stderr) == (1, True), refused.stdout + refused.stderr
+
+
 @pytest.mark.parametrize("line", ["disk verify {volume} --receipt {receipt} --key", "receipt verify {receipt} --key"])
 def test_a_key_file_without_an_end_is_not_read_into_memory(moved: tuple[Path, Path, Path], tmp_path: Path, line: str) -> None:
     folder, _ = _receipt(moved[1], tmp_path)
