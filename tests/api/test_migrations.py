@@ -100,6 +100,15 @@ def test_the_list_joins_documents_unread() -> None:
     assert _joined(["<not parsed>", "<nor this>"], 7, board) == b'{"items":[<not parsed>,<nor this>],"next_cursor":"7"}'
 
 
+def test_a_running_job_that_cannot_be_read_breaks_no_list() -> None:
+    """A later version has it, on another host, which is lost."""
+    job_id = UUID(int=5)
+    board = Board()
+    board.pin(job_id, State.COPYING_FULL, Progress())
+    later = f'{{"id":"{job_id}","state":"Paused"}}'
+    assert _joined(["<another>", later], None, board) == f'{{"items":[<another>,{later}],"next_cursor":null}}'.encode()
+
+
 @pytest.mark.parametrize("count", [0, 1, JOBS_A_PIECE - 1, JOBS_A_PIECE, JOBS_A_PIECE + 1, 5 * JOBS_A_PIECE])
 def test_the_pieces_of_a_list_fit(count: int) -> None:
     answer = json.loads(_joined([str(number) for number in range(count)], None, Board()))

@@ -21,6 +21,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
 from synvirt.sizes import MIB
+from synvirt.store.tables import waves
 from tests.api.conftest import with_the_page
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
@@ -54,6 +55,15 @@ def test_a_wave_is_made_shown_replaced_and_removed(client: httpx.Client, service
     assert ([one["id"] for one in rest["items"]], rest["next_cursor"]) == (["b"], None)
     assert client.delete(url).status_code == 204
     assert client.get(url).status_code == 404
+
+
+def test_a_wave_that_cannot_be_read_is_an_error_and_not_half_an_answer(client: httpx.Client, service: Service) -> None:
+    made = client.post(WAVES, json=body("a")).json()
+    with service.store._writing() as db:
+        db.execute(waves.update().where(waves.c.id == made["id"]).values(version="2.0"))
+    answer = client.get(f"{WAVES}/{made['id']}")
+    assert (answer.status_code, answer.json()["code"]) == (500, "E_MIG_INTERNAL")
+    assert "synvirt doctor" in answer.json()["hint"]
 
 
 def test_what_is_wrong_with_a_wave_is_named_and_nothing_is_kept(client: httpx.Client) -> None:

@@ -25,7 +25,7 @@ from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
 from synvirt.model.plan import PlanEnvelope, RetryRequest
 from synvirt.model.values import Model
-from synvirt.store.documents import as_answered, parsed
+from synvirt.store.documents import Unreadable, as_answered, parsed
 from synvirt.store.filters import Only
 
 # The specification's list is "all migrations": a page holds a large host's jobs of years, and limits our memory.
@@ -220,7 +220,10 @@ async def page(documents: list[str], following: int | None, board: Board, standi
         document = as_answered(stored)
         if document[_ID_IN_DOCUMENT] not in running:
             return document
-        job = board.current(parsed(Migration, document))
+        try:
+            job = board.current(parsed(Migration, document))
+        except Unreadable:  # a later version on another host may have written it; the list has begun, and the others are in it
+            return document
         return (still(job) if job.id in standing else job).model_dump_json()
 
     before = '{"items":['

@@ -1,7 +1,8 @@
 """{base_url}/api/v1/waves: make waves, start them, hold them, give members back. All of it blocks, and runs in threads."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -448,10 +449,10 @@ def _whole(waves: Waves, wave_id: UUID, *, status: int = 200, location: str | No
     row, members = waves.load(wave_id)
     headers = None if location is None else {"Location": location}
 
-    def pieces() -> Iterator[bytes]:
-        yield from (piece.encode() for piece in wave_json(row, members))
-
-    return StreamingResponse(pieces(), status_code=status, media_type="application/json", headers=headers)
+    pieces = (piece.encode() for piece in wave_json(row, members))
+    # Before the answer begins: a wave that cannot be read is an error, not half an answer.
+    head = next(pieces)
+    return StreamingResponse(chain((head,), pieces), status_code=status, media_type="application/json", headers=headers)
 
 
 def _summary(waves: Waves, wave: Wave) -> WaveSummary:
