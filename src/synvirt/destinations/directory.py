@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,10 +164,9 @@ class DirectoryDestination:
         with _failing(f"the folder of the volumes, {self.folder}, cannot be used"):
             # Where its file system was mounted after the service had started, `create` makes the folder.
             there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
-            found = os.statvfs(there)
-            if found.f_flag & os.ST_RDONLY:
+            if os.statvfs(there).f_flag & os.ST_RDONLY:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-            return found.f_frsize * found.f_bavail
+            return shutil.disk_usage(there).free
 
     @staticmethod
     def _shares(source: int, target: int) -> bool:
