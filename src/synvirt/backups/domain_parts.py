@@ -14,13 +14,24 @@ TPM_FILES_MAX, TPM_FILE_BYTES_MAX = 16, 1 << 20
 _TPM_FOLDERS = {"1.2": "tpm1.2", "2.0": "tpm2"}
 
 
-def nvram(root: Any) -> str | None:
-    """The variables in base64. Firmware writes whole blocks, and rarely: a file that changes while it is read is read again."""
-    path = root.findtext("os/nvram")
-    if not path:
+def variables_path(root: Any, tpm_states: Path) -> Path | None:
+    """The file of the guest's UEFI variables; None for a guest without. Where libvirt chose the firmware, older versions name
+    the file only while the guest runs: it is in their folder, by the guest's name (src/qemu/qemu_conf.c: nvramDir). That is
+    beside `tpm_states`, the folder of the TPMs."""
+    if named := root.findtext("os/nvram"):
+        return Path(named)
+    if root.find("os[@firmware='efi']") is None:
         return None
-    content = _content(Path(path), NVRAM_BYTES_MAX, "the guest's UEFI variables")
-    while content is not None and (again := _content(Path(path), NVRAM_BYTES_MAX, "the guest's UEFI variables")) != content:
+    return tpm_states.parent / "qemu/nvram" / f"{root.findtext('name')}_VARS.fd"
+
+
+def nvram(root: Any, tpm_states: Path) -> str | None:
+    """The variables in base64. Firmware writes whole blocks, and rarely: a file that changes while it is read is read again."""
+    path = variables_path(root, tpm_states)
+    if path is None:
+        return None
+    content = _content(path, NVRAM_BYTES_MAX, "the guest's UEFI variables")
+    while content is not None and (again := _content(path, NVRAM_BYTES_MAX, "the guest's UEFI variables")) != content:
         content = again
     return None if content is None else base64.b64encode(content).decode()
 

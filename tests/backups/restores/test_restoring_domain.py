@@ -156,6 +156,32 @@ def test_firmware_is_this_hosts_own() -> None:
     assert again(bios).find("os/loader") is None
 
 
+CHOSEN = "<domain><name>web</name><os firmware='efi'><type>hvm</type>{}</os><devices/></domain>"
+SECURE = "<firmware><feature enabled='yes' name='secure-boot'/></firmware><loader secure='yes'/>"
+
+
+@pytest.mark.parametrize(("asks", "secure"), [("", None), (SECURE, "yes")])
+def test_a_firmware_that_libvirt_chose_is_named_for_the_variables_of_the_point(asks: str, secure: str | None) -> None:
+    """libvirt would begin with variables of its own."""
+    one = rewriting.foreign(CHOSEN.format(asks))
+    rewriting.name_firmware(one)
+    assert (rewriting.has_uefi(one), rewriting.wants_secure_boot(one)) == (True, secure == "yes")
+    rewriting.with_firmware(one, "/own/CODE.fd", "/kept.fd")
+    found = again(one)
+    assert (found.find("os").get("firmware"), found.find("os/firmware")) == (None, None)
+    loader, nvram = found.find("os/loader"), found.find("os/nvram")
+    assert (loader.text, loader.get("type"), loader.get("secure")) == ("/own/CODE.fd", "pflash", secure)
+    assert (nvram.get("template"), nvram.text) == ("/kept.fd", None)
+    assert (found.find("features/smm[@state='on']") is not None) is (secure == "yes")
+
+
+def test_a_firmware_that_is_named_stays_as_it_is() -> None:
+    for xml in (XML, CHOSEN.format("").replace(" firmware='efi'", "")):
+        one, other = rewriting.foreign(xml), rewriting.foreign(xml)
+        rewriting.name_firmware(one)
+        assert one.xml == other.xml
+
+
 def test_without_kvm_it_is_emulated() -> None:
     one = domain()
     rewriting.emulated(one)

@@ -201,23 +201,32 @@ UEFI = "<loader readonly='yes' type='pflash'>{code}</loader><nvram>{variables}</
 TPM = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"
 
 
-def with_uefi(room: Room, definition: str) -> tuple[str, Path, bytes]:
-    """Such a guest, where its variables lie, and some that no other has."""
+def with_uefi(room: Room, definition: str, *, chosen: Path | None = None) -> tuple[str, Path, bytes]:
+    """Such a guest, where its variables lie, and some that no other has. `chosen`: by libvirt, whose folder that is."""
     firmware = installed_uefi()
     if firmware is None:
         lacking("needs UEFI firmware: apt-get install ovmf")
-    path = room.folder / "images/own_VARS.fd"
+    path = room.folder / "images/own_VARS.fd" if chosen is None else chosen / "uefi_VARS.fd"
+    path.parent.mkdir(parents=True, exist_ok=True)
     variables = bytearray(Path(firmware.variables).read_bytes())
     variables[-16:] = b"from the backup!"
     path.write_bytes(b"other variables")
+    if chosen is not None:
+        features = "</os><features><acpi/></features>"
+        return definition.replace("<os>", "<os firmware='efi'>").replace("</os>", features), path, bytes(variables)
     return definition.replace("</os>", UEFI.format(code=firmware.code, variables=path)), path, bytes(variables)
 
 
-def test_variables_and_tpm_state_come_along(room: Room, data_dir: Path) -> None:
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_variables_and_tpm_state_come_along(room: Room, data_dir: Path, is_chosen: bool) -> None:
+    """`is_chosen`: by libvirt, which then names no file of variables while the guest is off."""
     need("swtpm", "swtpm")
     uuid = uuid4()
     disk = image(room)
-    definition, path, variables = with_uefi(room, xml(disk, uuid=str(uuid), name="uefi", more=TPM))
+    chosen = data_dir / "libvirt/lib/qemu/nvram" if is_chosen else None
+    definition, path, variables = with_uefi(room, xml(disk, uuid=str(uuid), name="uefi", more=TPM), chosen=chosen)
+    if is_chosen:
+        assert "nvram" not in definition
     parts = {"nvram": base64.b64encode(variables).decode(), "tpm": {"tpm2-00.permall": "c3RhdGU="}}
     point = room.point(definition, {"vda": disk}, vm_id=uuid, **parts)
     run = room.restored(point, target="new_domain", name="restored")

@@ -290,6 +290,28 @@ def has_uefi(domain: Rewritten) -> bool:
     return found is not None and (found.get("type") == "pflash" or domain.root.find("os/nvram") is not None)
 
 
+def name_firmware(domain: Rewritten) -> None:
+    """Makes the choice of a UEFI firmware ours where it was libvirt's: it would begin with variables of its own."""
+    system = domain.root.find("os")
+    if system is None or system.get("firmware") != "efi" or has_uefi(domain):
+        return
+    loader = system.find("loader")
+    if loader is None:
+        loader = ET.SubElement(system, "loader")
+    loader.set("type", "pflash")
+    if system.find("firmware/feature[@name='secure-boot'][@enabled='yes']") is None:
+        return
+    loader.set("secure", "yes")
+    # libvirt sets it itself with a firmware that it chose, and wants to be told it with another one.
+    features = domain.root.find("features")
+    if features is None:
+        features = ET.SubElement(domain.root, "features")
+    smm = features.find("smm")
+    if smm is None:
+        smm = ET.SubElement(features, "smm")
+    smm.set("state", "on")
+
+
 def wants_secure_boot(domain: Rewritten) -> bool:
     """Whether the domain's loader is one for Secure Boot."""
     found = domain.root.find("os/loader")

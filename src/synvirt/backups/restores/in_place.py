@@ -27,6 +27,7 @@ from uuid import UUID
 
 import structlog
 
+from synvirt.backups import domain_parts
 from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
 from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores import new_domain, present
@@ -168,7 +169,10 @@ class InPlace:
         restoring_domain.renamed(then, name)
         restoring_domain.new_generation(then)
         restoring_domain.with_disks(then, places, wanted=frozenset(places))
-        if restoring_domain.has_uefi(then) and not restoring_domain.has_uefi(now):
+        was_named = restoring_domain.has_uefi(then)
+        if restoring_domain.has_uefi(now):
+            restoring_domain.name_firmware(then)  # its variables stay in the file that the guest has now
+        if restoring_domain.has_uefi(then) and not (was_named and restoring_domain.has_uefi(now)):
             new_domain.put_firmware(self._restore_host, under_way.run.id, then)
         restoring_domain.same_variables(then, now)
         differences = [
@@ -231,9 +235,9 @@ class _Restored:
 
     def parts(self, now: Rewritten, manifest: Manifest) -> None:
         """UEFI variables, and the TPM's state."""
-        variables = now.root.findtext("os/nvram")
-        if manifest.sealed.nvram is not None and variables:
-            with self._staged(Path(variables)) as staged:
+        variables = domain_parts.variables_path(now.root, self._restore_host.tpm_folder())
+        if manifest.sealed.nvram is not None and variables is not None:
+            with self._staged(variables) as staged:
                 staged.write_bytes(base64.b64decode(manifest.sealed.nvram))
         if manifest.sealed.tpm:
             folder = self._restore_host.tpm_folder() / self._vm_id

@@ -201,6 +201,7 @@ def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, Disk
 def fit(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, domain: Rewritten, manifest: Manifest) -> None:
     """Sets this host's firmware with the point's own variables, and KVM if it works. HostLacks."""
     if manifest.sealed.nvram is not None:
+        restoring_domain.name_firmware(domain)
         ledger.record(run_id, "variables", str(run_id))
         if not restore_host.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
             domain.differences.append("its UEFI variables are reset: no firmware of this host has such")

@@ -92,7 +92,7 @@ class ByJob:
                 vm_id=vm_id,
                 name=name,
                 domain_xml=xml,
-                nvram=domain_parts.nvram(root),
+                nvram=domain_parts.nvram(root, self._tpm_folder()),
                 tpm=domain_parts.tpm(root, self._tpm_folder()),
                 disks=tuple(_disks(root, begun, made.name if tracked else None, base)),
                 check_unchanged=check_unchanged,

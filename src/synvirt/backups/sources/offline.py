@@ -69,7 +69,7 @@ class Offline:
                 vm_id=guest_id,
                 name=name,
                 domain_xml=xml,
-                nvram=domain_parts.nvram(root),
+                nvram=domain_parts.nvram(root, self._tpm_folder()),
                 tpm=domain_parts.tpm(root, self._tpm_folder()),
                 disks=disks,
                 check_unchanged=check_unchanged,

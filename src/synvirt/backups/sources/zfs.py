@@ -105,7 +105,7 @@ class OfZfs:
                 vm_id=vm_id,
                 name=name,
                 domain_xml=xml,
-                nvram=domain_parts.nvram(root),
+                nvram=domain_parts.nvram(root, self._tpm_folder()),
                 tpm=domain_parts.tpm(root, self._tpm_folder()),
                 disks=disks,
                 check_unchanged=lambda: None,  # a snapshot does not change
