@@ -100,7 +100,11 @@ def test_wishes_move_a_wave_and_are_on_the_stream_and_in_the_audit_trail(client:
     assert client.post(f"{url}/hold").status_code == 409
     assert client.post(f"{url}/go").json()["state"] == "running"
     assert client.post(f"{url}/hold").json()["reason"] == "It was held by local."
-    assert client.post(f"{url}/approve", json={"approver": "nobody"}).status_code == 400
+    refused = client.post(f"{url}/approve", json={"approver": "canary"})
+    assert refused.status_code == 400
+    # Who may be meant, and how the canary is approved, is not to be guessed.
+    assert "db team" in refused.json()["hint"]
+    assert "canary: true" in refused.json()["hint"]
     assert client.post(f"{url}/approve", json={"approver": "db team"}).status_code == 202
     assert client.post(f"{url}/approve", json={"canary": True}).status_code == 202
     whole = client.get(url).json()

@@ -201,15 +201,15 @@ class Waves:
         assert asked.approver is not None
         word = Approval(approver=asked.approver, account=account, at=at)
         named = set(asked.members)
-        chosen = [
-            one
-            for one in self._members(wave_id, _MEMBER_STATES)
-            if asked.approver in one.approvers and (not named or one.id in named)
-        ]
+        members = self._members(wave_id, _MEMBER_STATES)
+        chosen = [one for one in members if asked.approver in one.approvers and (not named or one.id in named)]
         if missing := named - {one.id for one in chosen}:
             raise BadRequest(f"members: {', '.join(sorted(missing)[:20])} do not need the approval of {asked.approver}")
         if not chosen:
-            raise BadRequest(f"approver: no member needs the approval of {asked.approver}")
+            known = sorted({name for one in members for name in one.approvers})
+            theirs = f"its members need those of {', '.join(known[:20])}" if known else "its members need none"
+            hint = f"{theirs}; that the others go on after the canary is approved by itself: --canary, or canary: true"
+            raise BadRequest(f"approver: no member needs the approval of {asked.approver}", hint=hint)
 
         def approved(before: Member) -> Member | None:
             had = {given.approver for given in before.approvals}
