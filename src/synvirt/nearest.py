@@ -9,6 +9,8 @@ from pathlib import Path
 LOOKED_AT_MAX = 10_000
 # NAME_MAX: a longer name is a mistake of another kind.
 NAME_CHARS_MAX = 255
+# The hint for a name that is there, and is not found all the same.
+LEADS_NOWHERE = "the name is there: it is a link, and what it leads to is missing"
 
 # The most names that a hint lists.
 LISTED_MAX = 20
@@ -46,6 +48,8 @@ def did_you_mean_file(path: Path, *folders: Path) -> str | None:
         with contextlib.suppress(OSError):
             names += (one.name for one in folder.iterdir())
     near = most_like(path.name, names)
+    if near == path.name and path.parent in (folders or (path.parent,)):
+        return LEADS_NOWHERE
     return None if near is None else f"did you mean {path.parent / near}?"
 
 

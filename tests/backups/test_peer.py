@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import errno
+import os
 import socket
 import ssl
 import subprocess
@@ -20,9 +22,17 @@ import httpx
 import pytest
 
 from synvirt.api.routes import peer as peer_route
+from synvirt.backups import repositories as backup_repositories
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.backups.repositories import Repositories
-from synvirt.errors import BackupBadRequest, RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed
+from synvirt.errors import (
+    BackupBadRequest,
+    PersistFailed,
+    RepositoryDamaged,
+    RepositoryFull,
+    RepositoryUnreachable,
+    StoreWriteFailed,
+)
 from synvirt.repository import packs
 from synvirt.repository import peer as peer_folder
 from synvirt.repository.folder import put
@@ -279,6 +289,25 @@ def test_a_peer_is_spoken_to_only_where_sources_may_be(peer: Peer) -> None:
         assert folder.room()[0] > 0
     with pytest.raises(BackupBadRequest, match="source or a backup peer"):
         PeerFolder(replace(peer.place, url="https://169.254.169.254/backup/peer/x"))
+
+
+def test_a_key_that_cannot_be_kept_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data folder is full: what is the cause, and what is to be done, is said."""
+    (tmp_path / "keyring").mkdir()
+    (tmp_path / "home").mkdir()
+    store = Store(f"sqlite:///{tmp_path / 'test.db'}")
+    repositories = Repositories(store.backups, host="local", keyring=tmp_path / "keyring", caches=tmp_path / "caches")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(backup_repositories, "put_private_file", full)
+    request = {"name": "here", "kind": "local", "path": str(tmp_path / "home")}
+    with pytest.raises(PersistFailed, match="key cannot be kept: No space left on device") as caught:
+        repositories.add(BackupRepositoryRequest.model_validate(request))
+    assert "data_dir" in str(caught.value.hint)
+    assert list((tmp_path / "home").iterdir()) == []
+    assert repositories.known() == []
 
 
 def test_a_peer_is_a_repository_as_others_are_and_its_password_is_sealed(peer: Peer, tmp_path: Path) -> None:

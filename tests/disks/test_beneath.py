@@ -114,6 +114,17 @@ def test_refuses_what_leads_out(tree: Path, walk: str, name: str, tmp_path: Path
         resolve_beneath(tree, name)
 
 
+def test_a_link_in_a_circle_and_one_to_nothing_are_said_to_be_that(tree: Path, walk: str) -> None:
+    (tree / "one").symlink_to("other")
+    (tree / "other").symlink_to("one")
+    with pytest.raises(HostPathRejected, match="the links of 'one' lead in a circle"):
+        open_beneath(tree, "one")
+    (tree / "gone.ova").symlink_to("nothing")
+    with pytest.raises(NotFound, match=r"there is no file 'gone\.ova'") as caught:
+        resolve_beneath(tree, "gone.ova")
+    assert caught.value.hint == "the name is there: it is a link, and what it leads to is missing"
+
+
 def test_refuses_an_absolute_link_even_if_it_comes_back(tree: Path, walk: str) -> None:
     """It means another file as soon as the folder is mounted or copied elsewhere."""
     (tree / "link").symlink_to(tree / "top.vmdk")

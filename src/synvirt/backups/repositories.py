@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from synvirt.backups.authors import Authors
 from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepositoryRequest, PeerRequest, SealedKeyRequest
 from synvirt.durable import put_private_file, sync_folder
-from synvirt.errors import BackupBadRequest, BackupConflict, Internal, RepositoryKeyWrong, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupConflict, PersistFailed, RepositoryKeyWrong, SynvirtError
 from synvirt.keyring import migrator_key
 from synvirt.model.access import in_words_of
 from synvirt.model.values import now
@@ -247,7 +247,10 @@ class Repositories:
         try:
             put_private_file(path, master, replace=False)
         except OSError as error:
-            raise Internal(f"the repository's key cannot be kept: {error.strerror}") from error
+            raise PersistFailed(
+                f"the repository's key cannot be kept: {error.strerror}",
+                hint="look at the free space and the permissions of data_dir",
+            ) from error
 
 
 def _kept_key(path: Path) -> bytes:

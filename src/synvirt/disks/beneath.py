@@ -138,7 +138,7 @@ def _named(root: Path, name: str) -> Iterator[tuple[int, os.stat_result]]:
 
 
 def _meant(root: Path, name: str) -> str | None:
-    from synvirt.nearest import most_like  # a copy without errors does not need it
+    from synvirt.nearest import LEADS_NOWHERE, most_like  # a copy without errors does not need it
 
     path = PurePosixPath(name)
     if path.name in ("", "..") or len(path.parts) > _TYPED_PARTS_MAX:
@@ -154,6 +154,8 @@ def _meant(root: Path, name: str) -> str | None:
         return None
     finally:
         os.close(descriptor)
+    if near == path.name:
+        return LEADS_NOWHERE
     return None if near is None else f"did you mean {path.parent / near}?"
 
 
@@ -226,7 +228,11 @@ def _translated(problem: OSError, name: str) -> Exception:
             return NotFound(f"there is no file {name!r}")
         case errno.ENAMETOOLONG:
             return HostPathRejected(f"{name!r} is longer than a file's name may be", hint=_NAMES_HINT)
-        case errno.EXDEV | errno.ELOOP | errno.EAGAIN:
+        case errno.ELOOP:
+            return HostPathRejected(
+                f"the links of {name!r} lead in a circle, or to no file of this host", hint="put the file itself there"
+            )
+        case errno.EXDEV | errno.EAGAIN:
             return HostPathRejected(
                 f"{name!r} leads out of the import root", hint="only files under the import root are opened"
             )
@@ -288,7 +294,8 @@ def _walk_by_steps(folder: int, parts: list[str]) -> int:
                 os.close(step)
             links += 1
             if target.startswith("/") or links > _LINKS_MAX:
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                number = errno.EXDEV if target.startswith("/") else errno.ELOOP
+                raise OSError(number, os.strerror(number))
             todo.extend(reversed(_parts(target)))
         return stack.pop()
     finally:
