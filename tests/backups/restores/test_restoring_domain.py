@@ -1,5 +1,6 @@
 """A restore point's domain rewritten: what two machines cannot share, and what a boot test must not reach."""
 
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -9,6 +10,7 @@ from defusedxml import ElementTree
 from synvirt.backups.restores import domain as rewriting
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.errors import RepositoryDamaged
+from synvirt.hypervisor import Early
 from synvirt.kvm.identity import identity_of
 
 OLD, NEW = UUID(int=1), UUID(int=2)
@@ -35,7 +37,8 @@ XML = f"""<domain type='kvm' id='7' xmlns:qemu='http://libvirt.org/schemas/domai
 <serial type='file'><log file='/log/theirs'/></serial>
 <channel type='unix'><source mode='bind' path='/run/old'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
 <channel type='spicevmc'><target type='virtio' name='com.redhat.spice.0'/></channel>
-<graphics type='vnc' port='5905' autoport='no' listen='0.0.0.0'/><hostdev type='pci' mode='subsystem'/>
+<graphics type='vnc' port='5905' tlsPort='5906' autoport='no' listen='0.0.0.0' socket='/run/old'/>
+<hostdev type='pci' mode='subsystem'/>
 <filesystem type='mount'><source dir='/srv'/><target dir='srv'/></filesystem></devices>
 <seclabel type='dynamic' model='apparmor'><label>libvirt-{OLD}</label></seclabel>
 <qemu:commandline><qemu:arg value='-netdev'/></qemu:commandline></domain>"""
@@ -79,10 +82,10 @@ def test_another_machine_shares_nothing_with_the_first() -> None:
     assert found.find("genid").text is None
     assert found.find("devices/serial/log") is None
     rewriting.log_console(one, "/log/own")
-    assert [log.get("file") for log in again(one).iterfind("devices/serial/log")] == ["/log/own"]
+    assert [dict(log.attrib) for log in again(one).iterfind("devices/serial/log")] == [{"file": "/log/own", "append": "on"}]
     assert found.find("devices/channel/source") is None
     graphics = found.find("devices/graphics")
-    assert (graphics.get("port"), graphics.get("autoport"), graphics.get("listen")) == (None, "yes", "0.0.0.0")
+    assert dict(graphics.attrib) == {"type": "vnc", "autoport": "yes", "listen": "0.0.0.0"}
     assert found.find("seclabel") is None
     assert found.find("devices/hostdev") is None
     assert one.differences == [*LEFT_OUT, "its vnc screen gets a port of its own, not 5905"]
@@ -105,6 +108,9 @@ def test_a_boot_test_reaches_nothing() -> None:
     assert [channel.find("target").get("name") for channel in found.iterfind("devices/channel")] == [rewriting.AGENT]
     assert [log.get("file") for log in found.iterfind("devices/serial/log")] == ["/log/new"]
     assert [screen.find("listen").get("type") for screen in found.iterfind("devices/graphics")] == ["socket"]
+    assert [found.findtext(event) for event in ("on_poweroff", "on_crash")] == ["destroy", "destroy"], "it is not started again"
+    drive = found.find("devices/disk[@device='cdrom']")
+    assert (drive.get("type"), [child.tag for child in drive]) == ("file", ["target"])
 
 
 def test_a_boot_test_does_not_wait_for_a_network_that_the_guest_would_boot_from() -> None:
@@ -131,6 +137,50 @@ def test_disks_lie_where_they_were_restored_to() -> None:
     assert one.differences == [*LEFT_OUT, "its disk vdc is left out: it is not part of the restore point"]
 
 
+def test_a_console_that_was_not_written_to_a_file_is_not_now() -> None:
+    one = rewriting.foreign("<domain><devices><serial type='pty'/></devices></domain>")
+    rewriting.log_console(one, "/log/own")
+    assert again(one).find("devices/serial/log") is None
+
+
+def test_what_is_laid_over_a_disk_names_its_format() -> None:
+    one = domain()
+    rewriting.with_disks(one, {"vda": Place("/scratch/0.qcow2", format="qcow2")}, wanted=frozenset({"vda"}))
+    assert again(one).find("devices/disk/driver").get("type") == "qcow2"
+
+
+def test_a_disk_whose_copy_is_not_complete_lies_over_its_export() -> None:
+    one = domain()
+    early = Early(top="/top", between="/between", socket="/served")
+    rewriting.with_disks(one, {"vda": Place("/dev/new", "block", early=early)}, wanted=frozenset({"vda"}))
+    disk = again(one).find("devices/disk")
+    assert (disk.get("type"), [each.get("type") for each in disk.findall("driver")]) == ("file", ["qcow2"])
+    assert [disk.find("source").get("file"), disk.find("backingStore/source/host").get("socket")] == ["/top", "/served"]
+
+
+def test_of_a_disk_of_this_guest_only_what_is_its_own_stays(tmp_path: Path) -> None:
+    """In place, devices that are in this host's own definition of the guest stay word for word."""
+    here = tmp_path / "here.iso"
+    here.touch()
+    xml = f"""<domain><devices>
+<disk type='file'><source file='/old'/><mirror type='file'/><transient/><encryption format='luks'/><target dev='vda'/>
+<serial>s</serial></disk>
+<disk type='file' device='cdrom'><source file='{here}'/><target dev='sda'/></disk>
+<disk type='block' device='cdrom'><source dev='/dev/gone'/><backingStore/><target dev='sdb'/></disk>
+<disk type='file' device='floppy'><source file='/gone.img'/><target dev='fda'/></disk></devices></domain>"""
+    one = rewriting.foreign(xml, rewriting.parsed(xml))
+    assert rewriting.targets(one) == ["vda"]
+    rewriting.with_disks(one, {"vda": Place("/new")}, wanted=frozenset({"vda"}))
+    disk, there, gone, floppy = again(one).findall("devices/disk")
+    assert [child.tag for child in disk] == ["driver", "target", "serial", "source"]
+    assert there.find("source").get("file") == str(here)
+    assert [(one.get("type"), [child.tag for child in one]) for one in (gone, floppy)] == [("file", ["target"])] * 2
+    assert one.differences == [
+        "what was in its drive sdb is not on this host: /dev/gone",
+        "what was in its drive fda is not on this host: /gone.img",
+    ]
+
+
 def test_a_disk_may_lie_in_a_ceph_pool() -> None:
     one = domain()
     rewriting.with_disks(
@@ -149,6 +199,8 @@ def test_firmware_is_this_hosts_own() -> None:
     rewriting.with_firmware(one, "/own/CODE.fd", "/kept.fd")
     found = again(one).find("os")
     assert (found.get("firmware"), found.find("firmware"), found.findtext("loader")) == (None, None, "/own/CODE.fd")
+    assert dict(found.find("loader").attrib) == {"readonly": "yes", "type": "pflash"}
+    assert not rewriting.wants_secure_boot(one)
     assert (dict(found.find("nvram").attrib), found.find("nvram").text) == ({"template": "/kept.fd"}, None)
     bios = rewriting.foreign("<domain><os><type>hvm</type><loader type='rom'>/evil</loader></os></domain>")
     assert not rewriting.has_uefi(bios)
@@ -182,6 +234,27 @@ def test_a_firmware_that_is_named_stays_as_it_is() -> None:
         assert one.xml == other.xml
 
 
+def test_the_variables_of_this_guest_are_not_taken_for_those_of_another_firmware() -> None:
+    """In place: its file stays, and its template is that of the firmware that it has now."""
+    xml = "<domain><os><loader type='pflash'>/fw</loader><nvram template='/t' format='raw'>/var/now</nvram></os></domain>"
+    now = rewriting.parsed(xml)
+    one = rewriting.foreign("<domain><os><loader type='pflash'>/fw</loader><nvram/></os></domain>", now)
+    rewriting.same_variables(one, now)
+    nvram = again(one).find("os/nvram")
+    assert (again(one).findtext("os/loader"), nvram.text, dict(nvram.attrib)) == ("/fw", "/var/now", {"template": "/t"})
+    word_for_word = rewriting.foreign(xml, now)
+    rewriting.with_firmware(word_for_word, "/own/CODE.fd", "/kept.fd")
+    nvram = again(word_for_word).find("os/nvram")
+    assert (nvram.text, dict(nvram.attrib)) == (None, {"template": "/kept.fd"})
+
+
+@pytest.mark.parametrize(("choice", "left"), [("firmware='efi'", ["type", "nvram"]), ("", ["type"])])
+def test_the_variables_of_a_firmware_that_libvirt_chooses_stay(choice: str, left: list[str]) -> None:
+    one = rewriting.foreign(f"<domain><os {choice}><type>hvm</type><loader/><nvram/></os></domain>")
+    rewriting.without_firmware(one)
+    assert [child.tag for child in again(one).find("os")] == left
+
+
 def test_without_kvm_it_is_emulated() -> None:
     one = domain()
     rewriting.emulated(one)
@@ -197,12 +270,18 @@ def test_without_kvm_it_is_emulated() -> None:
     ], "none of the point's own"
     assert found.find("features/hyperv") is None
     assert "KVM" in one.differences[-1]
+    translated = rewriting.foreign("<domain type='qemu'><cpu mode='custom'/></domain>")
+    rewriting.emulated(translated)
+    assert translated.differences == []
+    assert again(translated).find("cpu").get("mode") == "custom", "it was emulated before"
 
 
 def test_what_a_host_lacks_is_named() -> None:
     assert rewriting.lacking(domain(), bridges=lambda name: name == "br7", networks=lambda name: False) == [
         "the network lan of its network card 1"
     ]
+    bridged = "<domain><devices><interface type='bridge'><source bridge='br7' network='lan'/></interface></devices></domain>"
+    assert rewriting.lacking(rewriting.foreign(bridged), bridges=lambda name: True, networks=lambda name: False) == []
 
 
 @pytest.mark.parametrize("xml", ["", "<domain", "<network/>", "<!DOCTYPE x [<!ENTITY a 'b'>]><domain>&a;</domain>"])

@@ -95,9 +95,9 @@ def targets(domain: Rewritten) -> list[str]:
 
 
 def renewed(domain: Rewritten, *, name: str, run_id: uuid.UUID, mac: Callable[[int], str]) -> None:
-    """Another machine than the one that was backed up. `run_id` is its UUID, and the mark that we made it. `mac`: gives the
-    address of the card with a number."""
-    root, old = domain.root, domain.root.findtext("uuid", "")
+    """Another machine than the one that was backed up, of a `foreign` domain: logs, sockets and labels are left out already.
+    `run_id` is its UUID, and the mark that we made it. `mac`: gives the address of the card with a number."""
+    root = domain.root
     _text(root, "name", name)
     _text(root, "uuid", str(run_id))
     for entry in root.iterfind("sysinfo/system/entry[@name='uuid']"):
@@ -109,16 +109,9 @@ def renewed(domain: Rewritten, *, name: str, run_id: uuid.UUID, mac: Callable[[i
     for graphics in root.iterfind("devices/graphics"):
         if graphics.get("port", "-1") != "-1":
             domain.differences.append(f"its {graphics.get('type')} screen gets a port of its own, not {graphics.get('port')}")
-        graphics.attrib.pop("socket", None)
         graphics.attrib.pop("port", None)
         graphics.attrib.pop("tlsPort", None)
-        if graphics.get("type") in ("vnc", "spice"):
-            graphics.set("autoport", "yes")
-    for device in domain.devices:
-        _own_files(device, old, str(run_id))
-    for seclabel in root.findall("seclabel"):
-        if seclabel.get("type", "dynamic") == "dynamic":
-            root.remove(seclabel)  # libvirt gives each machine its own
+        graphics.set("autoport", "yes")
 
 
 def renamed(domain: Rewritten, name: str) -> None:
@@ -149,25 +142,10 @@ def new_generation(domain: Rewritten) -> None:
         generation.text = None
 
 
-def _own_files(device: ET.Element, old: str, new: str) -> None:
-    """Logs and sockets that only one machine can have: with the UUID in their names, or none."""
-    for log in device.findall("log"):
-        file = log.get("file", "")
-        if old and old in file:
-            log.set("file", file.replace(old, new))
-        else:
-            device.remove(log)
-    source = device.find("source")
-    if device.tag == "channel" and source is not None and source.get("mode") == "bind":
-        device.remove(source)
-
-
 def _mark(root: ET.Element, run_id: uuid.UUID) -> None:
     metadata = root.find("metadata")
     if metadata is None:
         metadata = ET.SubElement(root, "metadata")
-    for mark in metadata.findall(f"{{{JOB_NAMESPACE}}}job"):
-        metadata.remove(mark)
     ET.SubElement(metadata, f"{{{JOB_NAMESPACE}}}job", id=str(run_id))
 
 
@@ -224,7 +202,7 @@ def _take_out(disk: ET.Element) -> None:
 
 
 def isolated(domain: Rewritten, *, serial_log: str) -> None:
-    """A `foreign` domain, cut off: its cards stay without a cable; its drives' discs are removed. Its console is written to
+    """A `foreign` domain, whose drives are empty, cut off: its cards stay without a cable. Its console is written to
     `serial_log`."""
     root, devices = domain.root, domain.devices
     for element in [child for child in devices if child.tag in _SHOWING]:
@@ -234,9 +212,6 @@ def isolated(domain: Rewritten, *, serial_log: str) -> None:
             devices.remove(channel)
     for interface in devices.findall("interface"):
         _unplug(interface)
-    for disk in devices.findall("disk"):
-        if not _holds_data(disk):
-            _take_out(disk)
     for event in ("on_poweroff", "on_crash"):
         _text(root, event, "destroy")
     _look_at(devices, serial_log)
