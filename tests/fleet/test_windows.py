@@ -1,14 +1,15 @@
 """Windows: RFC 5545 as python-dateutil reads it, clocks that change, lock-outs, hostile rules."""
 
 import importlib
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from synvirt.errors import InvalidPlan
@@ -36,6 +37,12 @@ def window(start: str, end: str, rule: str | None = None, zone: str = "Europe/Be
 
 def hours(spans: tuple[Span, ...]) -> list[float]:
     return [(span.end - span.start).total_seconds() / 3600 for span in spans]
+
+
+def common(some: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
+    """What is in both, each of which has separate spans."""
+    spans = (Span(max(a.start, b.start), min(a.end, b.end)) for a, b in product(some, others))
+    return tuple(span for span in spans if span.start < span.end)
 
 
 @st.composite
@@ -206,6 +213,9 @@ def test_what_overlaps_is_one_piece() -> None:
     st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 100)), max_size=8),
     st.sampled_from(("Europe/Berlin", "UTC", "America/St_Johns", "Australia/Lord_Howe", "Pacific/Apia")),
 )
+@example(
+    "FREQ=DAILY", 8, [(24 * 60, 2), (24 * 61 + 6, 2), (24 * 62 + 8, 2), (24 * 64 - 2, 2), (24 * 65, 8)], "UTC"
+)  # at the edges
 def test_pieces_ascend_apart_and_never_touch_a_lock_out(
     text: str, length: int, lockouts: list[tuple[int, int]], zone: str
 ) -> None:
@@ -221,6 +231,11 @@ def test_pieces_ascend_apart_and_never_touch_a_lock_out(
     for span in found:
         assert any(big.start <= span.start and span.end <= big.end for big in whole)
         assert not any(a.astimezone(UTC) < span.end and span.start < b.astimezone(UTC) for a, b in zoned)
+    # Nor is more cut away than is locked. A lock-out lasts to the later of two moments.
+    locked = joined(Span(a.astimezone(UTC), b.replace(fold=1).astimezone(UTC)) for a, b in zoned)
+    period = (Span(after, before),)
+    taken = common(common(whole, locked), period)
+    assert sum(hours(common(found, period))) == pytest.approx(sum(hours(common(whole, period))) - sum(hours(taken)))
 
 
 @pytest.mark.parametrize(
@@ -281,8 +296,16 @@ def test_an_old_start_costs_nothing_and_too_much_is_refused() -> None:
         occurrences(window("2026-01-01T22:00:00", "2026-01-02T04:00:00", "FREQ=DAILY"), utc("2026-01-01"), utc("2060-01-01"))
     with pytest.raises(InvalidPlan, match="outside of the years"):
         occurrences(window("0001-01-01T00:00:00", "0001-01-02T00:00:00"), utc("2026-01-01"), utc("2027-01-01"))
-    with pytest.raises(InvalidPlan, match="lasts 40 days"):
-        occurrences(window("2026-01-01T00:00:00", "2026-02-10T00:00:00"), utc("2026-01-01"), utc("2027-01-01"))
+    ancient = [("0001-01-01T00:00:00", "0001-01-02T00:00:00")]
+    with pytest.raises(InvalidPlan, match="outside of the years"):
+        occurrences(
+            window("2026-01-01T00:00:00", "2026-01-02T00:00:00", lockouts=ancient), utc("2026-01-01"), utc("2027-01-01")
+        )
+    with pytest.raises(InvalidPlan, match="lasts 31 days, 0:00:01; 31 days are the most"):
+        occurrences(window("2026-01-01T00:00:00", "2026-02-01T00:00:01"), utc("2026-01-01"), utc("2027-01-01"))
+    assert hours(occurrences(window("2026-01-01T00:00:00", "2026-02-01T00:00:00"), utc("2026-01-01"), utc("2027-01-01"))) == [
+        744
+    ]
 
 
 @settings(max_examples=50)

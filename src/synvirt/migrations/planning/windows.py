@@ -69,7 +69,7 @@ def check(window: Window) -> timedelta:
     length = window.end - window.start
     if length > LENGTH_MAX:
         raise InvalidPlan(
-            f"window {window.id!r} lasts {length.days} days; {LENGTH_MAX.days} are the most",
+            f"window {window.id!r} lasts {length}; {LENGTH_MAX.days} days are the most",
             hint="a longer time is a shorter window with a rule, like FREQ=DAILY",
         )
     if window.rrule is not None:
@@ -114,7 +114,7 @@ def _without(spans: list[Span], locked: list[Span]) -> list[Span]:
         while at < len(locked) and locked[at].start < span.end:
             if start < locked[at].start:
                 found.append(Span(start, locked[at].start))
-            start = max(start, locked[at].end)
+            start = locked[at].end
             at += 1
         if start < span.end:
             found.append(Span(start, span.end))
