@@ -1,6 +1,7 @@
 """Exports: raw and qcow2, where they may go, and what is left of those that fail."""
 
 import shutil
+import stat
 import subprocess
 import threading
 from collections.abc import Callable
@@ -13,12 +14,14 @@ from pydantic import ValidationError
 
 from synvirt.backups.authors import Authors
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
-from synvirt.backups.restores import boot_test, new_domain
+from synvirt.backups.restores import boot_test, new_domain, restoring
+from synvirt.backups.restores.new_files import file_writer
 from synvirt.backups.under_way import UnderWay
 from synvirt.copying import Bucket
 from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled, DiskWriteFailed
 from synvirt.jobs.slots import Turns
 from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.manifest import Manifest
 from synvirt.repository.repository import Repository
 from synvirt.sizes import MIB
 from tests.backups.house import House, disk_content
@@ -89,6 +92,48 @@ def test_an_export_goes_to_a_folder_that_a_setting_allows_and_to_no_other(house:
             house.backups.restore(point, RestoreRequest(target="export", path=str(folder), name="out"))
 
 
+def test_an_export_is_its_owners_alone_and_survives_a_power_cut(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its path only what lies in the default folder is shown. Its files are durable before they have their name."""
+    (point,) = house.run(house.job("web")).restore_point_ids
+    out, synced = house.folder / "exports/out", list[tuple[str, bool]]()
+    monkeypatch.setattr(restoring, "sync_folder", lambda folder: synced.append((folder.name, out.exists())))
+    run = house.ended(house.backups.restore(point, RestoreRequest(target="export", name="out")))
+    assert (run.status, run.path) == ("completed", "exports/out")
+    assert synced == [(f".{run.id}.partial", False), ("exports", True)]
+    assert [stat.S_IMODE(one.stat().st_mode) & 0o027 for one in (out, out / "0-vda.raw")] == [0o000, 0o000]
+
+
+def test_a_link_that_leads_nowhere_is_no_free_name(house: House) -> None:
+    (point,) = house.run(house.job("web")).restore_point_ids
+    (house.folder / "exports").mkdir(exist_ok=True)
+    (house.folder / "exports/out").symlink_to("nowhere")
+    with pytest.raises(BackupConflict, match="already exists"):
+        house.backups.restore(point, RestoreRequest(target="export", name="out"))
+
+
+def test_a_target_of_a_hostile_definition_names_no_file_elsewhere(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    (point,) = house.run(house.job("web")).restore_point_ids
+    parsed = Repository.parsed
+
+    def hostile(self: Repository, unread: Any) -> Manifest:
+        found = parsed(self, unread)
+        (disk,) = found.sealed.disks
+        disks = (disk.model_copy(update={"target": "/../../vda"}),)
+        return found.model_copy(update={"sealed": found.sealed.model_copy(update={"disks": disks})})
+
+    monkeypatch.setattr(Repository, "parsed", hostile)
+    assert house.ended(house.backups.restore(point, RestoreRequest(target="export", name="out"))).status == "completed"
+    assert {one.name for one in (house.folder / "exports/out").iterdir()} == {"0-vda.raw", "domain.xml"}
+
+
+def test_a_file_of_an_export_is_made_where_no_link_leads_and_its_owner_alone_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"):
+        file_writer(tmp_path / "link", 4096, "raw")
+    file_writer(tmp_path / "disk", 4096, "raw")
+    assert (stat.S_IMODE((tmp_path / "disk").stat().st_mode), (tmp_path / "disk").stat().st_size) == (0o600, 4096)
+
+
 def test_two_exports_of_one_name_are_never_under_way(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one copied everything, and failed as it was to get its name."""
     (point,) = house.run(house.job("web")).restore_point_ids
@@ -155,19 +200,21 @@ def test_what_a_service_before_made_goes_where_a_restore_is_cancelled_while_it_w
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "named"),
     [
-        {"target": "export", "start": True},
-        {"target": "new_domain", "format": "qcow2"},
-        {"target": "new_domain", "path": "/srv"},
-        {"target": "in_place", "name": "web"},
-        {"target": "export", "disks": ["vdz"]},
-        {"target": "in_place"},
+        ({"target": "export", "start": True}, "start has no meaning"),
+        ({"target": "export", "instant": True, "start": True}, "start has no meaning"),
+        ({"target": "new_domain", "format": "qcow2"}, "format has no meaning"),
+        ({"target": "new_domain", "path": "/srv"}, "path has no meaning"),
+        ({"target": "in_place", "format": "qcow2"}, "format has no meaning"),
+        ({"target": "in_place", "name": "web"}, "name has no meaning"),
+        ({"target": "export", "disks": ["vdz"]}, "no disk vdz"),
+        ({"target": "in_place"}, "no hypervisor"),
     ],
 )
-def test_what_says_nothing_to_a_target_is_refused(house: House, fields: dict[str, object]) -> None:
+def test_what_says_nothing_to_a_target_is_refused(house: House, fields: dict[str, object], named: str) -> None:
     (point,) = house.run(house.job("web")).restore_point_ids
-    with pytest.raises(BackupBadRequest):
+    with pytest.raises(BackupBadRequest, match=named):
         house.backups.restore(point, RestoreRequest.model_validate(fields))
 
 
@@ -209,6 +256,20 @@ def test_a_folder_of_another_is_not_taken_for_an_export_that_was_cut_off(house: 
     again = House(house.folder)
     found = again.ended(run)
     assert (found.status, found.error and found.error.code) == ("failed", "E_BAK_DISK_WRITE_FAILED")
+    assert [one.name for one in theirs.parent.iterdir()] == ["theirs"]
+    again.close()
+
+
+def test_a_folder_of_another_is_not_taken_for_an_export_whose_files_are_complete(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is copied, and has not got its name yet, which another has taken since."""
+    run = _cut_off(house, monkeypatch, (UnderWay, "move"), lambda _, status, **__: status is Status.COMMITTING)
+    theirs = house.folder / "exports/out/theirs"
+    theirs.parent.mkdir()
+    theirs.touch()
+    again = House(house.folder)
+    assert again.ended(run).status == "failed"
     assert [one.name for one in theirs.parent.iterdir()] == ["theirs"]
     again.close()
 
