@@ -1,6 +1,9 @@
 """Increments: what changed is read, the rest is taken by name, and who lies about it is found out or does no harm."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from random import Random
 from uuid import UUID, uuid4
 
@@ -11,8 +14,12 @@ from hypothesis import strategies as st
 from synvirt.backups.worker import taking
 from synvirt.backups.worker.taking import Taken, ToTake, take
 from synvirt.blocks import DiskReader, Extent
-from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, SourceReadFailed, SynvirtError
+from synvirt.copying import Copied
+from synvirt.disks import open_reader
+from synvirt.disks.specs import ImageSpec, RawSpec
+from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, SourceReadFailed, SourceRunning, SynvirtError
 from synvirt.model.values import now
+from synvirt.programs import run
 from synvirt.repository import manifest as manifests
 from synvirt.repository.disk import Before, Chunks, ChunkWriter, PointReader
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
@@ -315,6 +322,39 @@ def test_a_cancel_and_a_broken_disk_are_what_they_are(host: Host) -> None:
 
     with pytest.raises(SourceReadFailed, match="vda: the device is gone"):
         host.take(Broken(disk.size, disk.chunks), made, list)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_backing_file_that_is_written_to_while_the_guest_is_off_gives_no_point(
+    host: Host, tmp_path: Path, is_written: bool
+) -> None:
+    """Another guest may have the same one. The guest's own file is not changed by that."""
+    base = tmp_path / "base.raw"
+    base.write_bytes(chunk(1) + chunk(2))
+    run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base.name, "-F", "raw", str(tmp_path / "top")], timeout_s=60)
+    spec = ImageSpec(format="qcow2", over=RawSpec(path=str(tmp_path / "top")), root=str(tmp_path), name="top")
+
+    def moved(_: Copied) -> None:
+        if is_written:
+            last = base.stat().st_mtime_ns
+            os.utime(base, ns=(last, last + 1))
+
+    def taken() -> Taken:
+        return take(
+            ToTake(TARGET, partial(open_reader, spec), None, "", {}),
+            None,
+            host.repository,
+            host.repository.session(),
+            stop=lambda: False,
+            on_progress=moved,
+            doubt=lambda _: None,
+        )
+
+    if not is_written:
+        assert taken().disk.size_bytes == 2 * CHUNK_BYTES
+        return
+    with pytest.raises(SourceRunning, match=f"disk {TARGET}: base.raw was changed while it was read: it was written to"):
+        taken()
 
 
 # ── names and pages ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,11 +3,15 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from synvirt.cli.disk import convert
+from synvirt.copying import Copied
 from synvirt.disks.checking.ledger import Ledger
 from synvirt.disks.raw.files import RawWriter
+from synvirt.programs import run
 from tests.cli.disk.program import disk
 from tests.devices import loop_device
 from tests.disks.block_images import assert_same_file
@@ -126,3 +130,25 @@ def test_a_ledger_that_exists_is_replaced_only_by_force(raw: Path, tmp_path: Pat
     assert missing.exit_code == 1
     assert missing.stderr.startswith("E_MIG_DISK_WRITE_FAILED: ledger cannot be written: No such file")
     assert not (tmp_path / "other.raw").exists()
+
+
+@pytest.mark.parametrize("verify", [(), ("--verify",)])
+def test_a_backing_file_that_is_written_to_meanwhile_gives_no_target(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: tuple[str, ...]
+) -> None:
+    """What was read is what the target holds; but it is no disk that there ever was."""
+    image, copied = tmp_path / "top.qcow2", convert.copy
+    create = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", raw.name, "-F", "raw", str(image)]
+    run(create, timeout_s=60)
+
+    def copy_and_write(*given: Any, **named: Any) -> Copied:
+        done = copied(*given, **named)
+        last = raw.stat().st_mtime_ns
+        os.utime(raw, ns=(last, last + 1))
+        return done
+
+    monkeypatch.setattr(convert, "copy", copy_and_write)
+    result = disk("convert", *verify, image, tmp_path / "target.raw")
+    assert result.exit_code == 1
+    assert f"{raw.name} was changed while it was read: it was written to" in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk.raw", "top.qcow2"]

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied, copy
 from synvirt.disks.changed import ChangedReader
-from synvirt.errors import Cancelled, DeltaFallback, SourceReadFailed, SynvirtError
+from synvirt.disks.raw.changes import opening
+from synvirt.errors import Cancelled, DeltaFallback, SourceReadFailed, SourceRunning, SynvirtError
 from synvirt.repository.disk import Before, Chunks, ChunkWriter
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.manifest import NONE, DiskMap, Manifest, Named, chunks_of
@@ -66,9 +67,11 @@ def take(
     threads: int | None = None,
     bandwidth_bps: int | None = None,
 ) -> Taken:
-    """`doubt` gets the reason, if the changes are not known after all. SourceReadFailed, Cancelled, and errors of a session."""
+    """`doubt` gets the reason, if the changes are not known after all. SourceReadFailed, Cancelled, and errors of a session.
+    SourceRunning: a file of the disk was written to meanwhile, for example a backing file that it shares with another guest."""
     try:
-        reader = disk.open()
+        with opening() as files:
+            reader = disk.open()
     except SynvirtError as error:
         raise _unread(disk, error) from error
     try:
@@ -99,6 +102,10 @@ def take(
             if error.code.startswith("E_BAK_") or isinstance(error, Cancelled):
                 raise
             raise _unread(disk, error) from error
+        try:
+            files.refuse_changed()
+        except SynvirtError as error:
+            raise SourceRunning(f"disk {disk.target}: {error.detail}", hint=error.hint) from error
         checked_to = 0 if plan is None else plan.checked_to
         return Taken(writer.finish(), copied.bytes_done, plan is None, checked_to, len(resumed) * CHUNK_BYTES)
     finally:

@@ -13,6 +13,7 @@ from synvirt.cli.disk.images import Found
 from synvirt.cli.program import shown
 from synvirt.copying import Copied, copy
 from synvirt.disks import open_reader, open_writer
+from synvirt.disks.raw.changes import opening
 from synvirt.disks.raw.cloning import clone
 from synvirt.disks.raw.files import RawReader, RawWriter
 from synvirt.disks.specs import BlockWriterSpec
@@ -43,13 +44,15 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
     _refuse_target(image, target)
     with ExitStack() as stack:
         began = time.monotonic()
-        reader = open_reader(found.reader)
+        with opening() as files:
+            reader = open_reader(found.reader)
         stack.callback(reader.close)
         fresh = not target.is_block_device()  # a device still has its old content; a new file reads as zeros
         writer = stack.enter_context(_writer(target, reader.size, force=wanted.force))
         conversion = _Conversion(found, reader, writer, fresh, target, wanted, quiet, began)
         hashed = wanted.verify or wanted.ledger is not None
         done = conversion.copied_and_hashed() if hashed else conversion.copied()
+        files.refuse_changed()  # before the new file has its name
     return {"path": str(image), "disk": found.name, "target": str(target), **done}
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from synvirt.errors import DiskReadFailed
 
-HINT = "nothing may write to it while it is read: let its copying end, or shut the VM off that runs from it; then submit again"
+HINT = "nothing may write to it while it is read: let its copying end, or shut the VM off that runs from it; then start again"
 
 
 class OpenFile(Protocol):
