@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from synvirt.cli.disk import convert
-from synvirt.copying import Copied
+from synvirt.copying import Copied, copy
 from synvirt.disks.checking.ledger import Ledger
 from synvirt.disks.raw.files import RawWriter
 from synvirt.programs import run
@@ -137,12 +137,12 @@ def test_a_backing_file_that_is_written_to_meanwhile_gives_no_target(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: tuple[str, ...]
 ) -> None:
     """What was read is what the target holds; but it is no disk that there ever was."""
-    image, copied = tmp_path / "top.qcow2", convert.copy
+    image = tmp_path / "top.qcow2"
     create = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", raw.name, "-F", "raw", str(image)]
     run(create, timeout_s=60)
 
     def copy_and_write(*given: Any, **named: Any) -> Copied:
-        done = copied(*given, **named)
+        done = copy(*given, **named)
         last = raw.stat().st_mtime_ns
         os.utime(raw, ns=(last, last + 1))
         return done
