@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from tests.fakes.zfs_here import answered_here
 from tests.house import VM, House, live_plan, offline_plan
 from tests.kinds.laws import End, Place, World
 from tests.offline.appliances import image, raw_disk
-from tests.offline.hyperv import hyperv_exports
+from tests.offline.hyperv import conversion_tool, hyperv_exports
 from tests.offline.hyperv.vmcx_service import by_tool
 
 DISK = "disk-0"
@@ -264,24 +265,31 @@ class RetryLive(_OfFailed):
 
 
 class ByTool(InHouse):
-    """Imported whole by an outside program, which is a process each time."""
+    """Imported whole by an outside program, which is a process each time. It has the disks, and converts nothing."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(Scenario(offline), place)
 
     def made_house(self, **fields: Any) -> House:
         hypervisor = self.place.outside.setdefault("hypervisor", FakeHypervisor())
-        return by_tool(self.place.folder, "well", hypervisor=hypervisor, workers=in_process)
+        house = by_tool(self.place.folder, "well", hypervisor=hypervisor, workers=in_process)
+        disks = {f"web-sd{letter}": self._made(key, "raw") for letter, key in zip("ab", EXPORTED, strict=True)}
+        conversion_tool.install_copying(self.place.folder / "bin", disks)
+        return house
+
+    def _made(self, key: str, image_format: str) -> Path:
+        """For all moments of a test: nobody writes to it."""
+        made = self.place.folder.with_name(f"{key.replace(':', '-')}.{image_format}")
+        if not made.exists():
+            image(made.parent, made.name, image_format, self.expected(key))
+        return made
 
     def submit(self) -> UUID:
         export = self.house.imports / "an export"
         if not export.exists():
-            images = {key: self.place.folder / _image_of(key) for key in EXPORTED}
+            images = {key: self.place.folder / self._made(key, "vhdx").name for key in EXPORTED}
             for key, path in images.items():
-                made = self.place.folder.with_name(_image_of(key))
-                if not made.exists():  # for all moments of a test: nobody writes to it
-                    image(made.parent, made.name, "vhdx", self.expected(key))
-                path.hardlink_to(made)
+                path.hardlink_to(self._made(key, "vhdx"))
             hyperv_exports.export(export, images)
         return self.house.intake.submit(offline_plan(export, kind="vmcx_export")).id
 
@@ -293,10 +301,6 @@ class ByTool(InHouse):
 
     def left(self, job_id: UUID | None) -> list[str]:
         return super().left(job_id) + [str(path) for path in (self.place.folder / "passthrough").rglob("*")]
-
-
-def _image_of(key: str) -> str:
-    return f"{key.replace(':', '-')}.vhdx"
 
 
 class OnZfs(InHouse):
