@@ -9,7 +9,7 @@ requested until its window is over. What only a job's own host can do is done th
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from itertools import chain, takewhile
@@ -22,6 +22,7 @@ from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
 from synvirt.fleet.placing import NEXT, Placing, is_placed
+from synvirt.fleet.reasons import is_said_here
 from synvirt.fleet.records import wave_event
 from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.seeing import Seeing, Seen
@@ -185,10 +186,11 @@ class Carrying:
         wave = seen.wave
         # A member that is being rolled back does not go on, and no other cut-over may depend on it.
         states = {one.id: S.ROLLED_BACK if seen.rows[one.id].rolling_back else one.state for one in wave.members}
+        lost = self._intake.standing()
         decision, reasons = decide(
             wave,
             states,
-            {one.id: self._facts(one, seen, unplaced.get(one.id)) for one in wave.members},
+            {one.id: self._facts(one, seen, unplaced.get(one.id), lost) for one in wave.members},
             at,
             approved={one.id: [word.approver for word in one.approvals] for one in wave.members},
             cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
@@ -201,11 +203,9 @@ class Carrying:
         if decision.canary_waits and wave.hooks:
             self._hooks.add_once(wave.id, deliveries(wave, "canary_waits"))
         self._begin(wave, decision, at)
-        # Of one that cuts over, its host says what it waits for (`host_side`).
-        before = {name: row.waits_for for name, row in seen.rows.items() if states[name] is not S.CUTTING_OVER}
-        self._rows.put_reasons(
-            wave.id, {name: reasons.get(name) for name, reason in before.items() if reasons.get(name) != reason}
-        )
+        said = [(name, row.waits_for, reasons.get(name)) for name, row in seen.rows.items()]
+        new = {name: now_ for name, was, now_ in said if now_ != was and is_said_here(states[name], was, now_)}
+        self._rows.put_reasons(wave.id, new)
 
     def _why_held(self, wave: Wave) -> str | None:
         if wave.state is WaveState.HELD:
@@ -406,7 +406,7 @@ class Carrying:
         if not self._intake.store.cancel_requested(job.id):
             self._intake.cancel(job.id)
 
-    def _facts(self, member: Member, seen: Seen, unplaced: str | None = None) -> Facts:
+    def _facts(self, member: Member, seen: Seen, unplaced: str | None = None, lost: Collection[UUID] = ()) -> Facts:
         ref, job = member.plan.source_ref, seen.job_of(member)
         source = str(ref.source_id) if ref.kind == "live_vm" else "files"
         host: str | None = ""
@@ -422,6 +422,7 @@ class Carrying:
             outage=outage_of(member, job),
             placed=host is not None,
             unplaced=unplaced,
+            lost=seen.jobs[job.id][0] if job is not None and job.id in lost else None,
         )
 
     def _where(self, host: str, destination: str) -> str:

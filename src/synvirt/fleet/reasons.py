@@ -29,6 +29,14 @@ _IN_WORDS = {
 }
 
 
+_LOST_HOST = "Its host "
+
+
+def is_said_here(state: MemberState, waits_for: str | None, reason: str | None) -> bool:
+    """Whether who leads says what a member waits for. Of one that cuts over its host does, unless that is lost."""
+    return state is not S.CUTTING_OVER or reason is not None or (waits_for or "").startswith(_LOST_HOST)
+
+
 class Reasons:
     """`hold`: why nothing new of the wave may begin."""
 
@@ -36,7 +44,9 @@ class Reasons:
         self._standing, self._hold = standing, hold
         self._by_state: dict[MemberState, tuple[Callable[[str, datetime], str | None], ...]] = {
             S.WAITING: (self._held, self._starts, self._unplaced, self._canary, self._lead, self._copies),
-            S.READY: (self._held, self._starts, self._approval, self._after, self._together, self._cut),
+            S.SYNCING: (self._lost,),
+            S.CUTTING_OVER: (self._lost,),
+            S.READY: (self._lost, self._held, self._starts, self._approval, self._after, self._together, self._cut),
         }
         # The canary's reason is the same for all members until one of them goes on.
         self._canary_reason: tuple[int, str] = (-1, "")
@@ -50,6 +60,10 @@ class Reasons:
         """Why it does not go on; None, if it does, or has ended."""
         reasons = self._by_state.get(self._standing.state[member], ())
         return next((why for why in (reason(member, now) for reason in reasons) if why is not None), None)
+
+    def _lost(self, member: str, _now: datetime) -> str | None:
+        host = self._standing.facts[member].lost
+        return None if host is None else f"{_LOST_HOST}{host} is lost: it goes on once that is back, or after a take-over."
 
     def _held(self, _member: str, _now: datetime) -> str | None:
         return self._hold

@@ -17,7 +17,9 @@ from synvirt.fleet.facts import Estimate
 from synvirt.fleet.model import (
     ApprovalRequest,
     Member,
+    MemberState,
 )
+from synvirt.fleet.waves import change_members
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
@@ -221,6 +223,33 @@ def test_a_wave_that_cannot_be_read_is_named_once_and_the_others_go_on(night: Ni
     with night.store._writing() as db:
         db.execute(wave_members.update().where(of_bad).values(document=before))
     night.until(bad.id, lambda seen: seen.state is W.COMPLETED)
+
+
+@pytest.mark.parametrize("state", [S.SYNCING, S.READY, S.CUTTING_OVER])
+def test_a_member_whose_host_is_lost_says_so_until_that_is_back(
+    night: Night, monkeypatch: pytest.MonkeyPatch, state: MemberState
+) -> None:
+    night.vms("db")
+    opens = now() + timedelta(hours=1)
+    made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
+    night.waves.go(made.id)
+    ready = night.until(made.id, lambda seen: bool(seen.members[0].waits_for) and seen.members[0].state is S.READY)
+    job_id = ready.members[0].job_id
+    assert job_id is not None
+    # From here on its host does nothing, and what its job does is not seen.
+    monkeypatch.setattr(night.carrying, "_observe", lambda _seen, _at: None)
+    monkeypatch.setattr(night.carrying, "_follow_orders", lambda seen, **_: seen)
+    change_members(night.store.waves, made.id, ready.members, {S.READY}, {"state": state})
+    with monkeypatch.context() as lost:
+        lost.setattr(night.house.intake, "standing", lambda: frozenset({job_id}))
+        night.carrying.tick()
+        (seen,) = night.waves.whole(made.id).members
+    assert (seen.state, seen.waits_for) == (
+        state,
+        "Its host local is lost: it goes on once that is back, or after a take-over.",
+    )
+    night.carrying.tick()
+    assert "is lost" not in (night.waves.whole(made.id).members[0].waits_for or "")
 
 
 def test_a_guest_that_cannot_be_checked_holds_up_itself_alone(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
