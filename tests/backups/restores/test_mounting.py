@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from urllib.parse import unquote
 from uuid import UUID
 
 import nbd
@@ -104,6 +105,24 @@ def test_each_disk_has_a_socket_and_nothing_is_left(tmp_path: Path) -> None:
         pass
     with mounted(repository, repository.manifest(point_id), ("disk1",), port=0) as (one,):
         assert one.uris[1].startswith("nbd://127.0.0.1:")
+
+
+def test_disks_whose_targets_make_no_file_names_or_the_same_are_all_served() -> None:
+    """Targets come from a domain's XML. The second socket of a name could not be made."""
+    repository, point_id = point_in(MemoryFolder(), *(disk("A" * number) for number in range(1, 6)))
+    manifest = repository.manifest(point_id)
+    targets = ("vda", "../vd/a", "/", "\N{SNOWMAN}" * 200 + "sda", "\N{LATIN SMALL LETTER E WITH ACUTE}" * 200)
+    named = tuple(one.model_copy(update={"target": target}) for one, target in zip(manifest.sealed.disks, targets, strict=True))
+    hostile = manifest.model_copy(update={"sealed": manifest.sealed.model_copy(update={"disks": named})})
+    with mounted(repository, hostile) as disks:
+        sockets = [Path(unquote(one.uris[0].partition("socket=")[2])) for one in disks]
+        assert len({path.parent for path in sockets}) == 1
+        assert [path.name for path in sockets] == ["vda", "1.vda", "2.", "sda", "4."]
+        for one in disks:
+            client = nbd.NBD()
+            client.connect_uri(one.uris[0])
+            assert client.get_size() == one.size_bytes
+            client.shutdown()
 
 
 def test_a_point_without_disks_is_refused() -> None:

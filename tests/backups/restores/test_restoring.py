@@ -118,12 +118,12 @@ def test_a_target_of_a_hostile_definition_names_no_file_elsewhere(house: House, 
     def hostile(self: Repository, unread: Any) -> Manifest:
         found = parsed(self, unread)
         (disk,) = found.sealed.disks
-        disks = (disk.model_copy(update={"target": "/../../vda"}),)
+        disks = (disk.model_copy(update={"target": "/../../" + "vd" * 200}),)
         return found.model_copy(update={"sealed": found.sealed.model_copy(update={"disks": disks})})
 
     monkeypatch.setattr(Repository, "parsed", hostile)
     assert house.ended(house.backups.restore(point, RestoreRequest(target="export", name="out"))).status == "completed"
-    assert {one.name for one in (house.folder / "exports/out").iterdir()} == {"0-vda.raw", "domain.xml"}
+    assert {one.name for one in (house.folder / "exports/out").iterdir()} == {f"0-{'vd' * 8}.raw", "domain.xml"}
 
 
 def test_a_file_of_an_export_is_made_where_no_link_leads_and_its_owner_alone_reads_it(tmp_path: Path) -> None:

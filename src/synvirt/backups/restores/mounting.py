@@ -8,8 +8,10 @@ The sockets are in a folder that no other user may enter, and are removed with i
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from synvirt.backups.restores.new_domain import chosen_disks
+from synvirt.backups.restores.new_files import file_name_of
 from synvirt.cage.scratch import scratch_folder
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import BackupBadRequest, SynvirtError
@@ -52,10 +54,14 @@ def mounted(
         for number, (target, disk) in enumerate(disks.items()):
             server = NbdServer(PointReader(repository, disk))
             closing.callback(server.close)
-            # A target comes from a domain's XML: only characters for a file name are used.
-            safe = "".join(letter for letter in target if letter.isalnum())[:32]
-            uris = [server.listen(folder / (safe or str(number)))]
+            uris = [server.listen(folder / _socket_name(number, target, folder))]
             if port is not None:
                 uris.append(server.listen_loopback(port))
             found.append(MountedDisk(target, disk.size_bytes, tuple(uris), server))
         yield tuple(found)
+
+
+def _socket_name(number: int, target: str, folder: Path) -> str:
+    """The name of the disk's socket in the folder. Targets come from a domain's XML: two may have the same letters, or none."""
+    name = file_name_of(target)
+    return name if name and not (folder / name).exists() else f"{number}.{name}"

@@ -3,9 +3,18 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 from synvirt.disks.specs import FileWriterSpec, Qcow2WriterSpec
 from synvirt.errors import DiskWriteFailed
+
+# The path of a socket may have 107 bytes.
+NAME_CHARS_MAX: Final = 16
+
+
+def file_name_of(target: str) -> str:
+    """The ASCII letters and digits of a disk's target, which comes from a domain's XML: NAME_CHARS_MAX at most, or none."""
+    return "".join(letter for letter in target if letter.isascii() and letter.isalnum())[:NAME_CHARS_MAX]
 
 
 def file_writer(path: Path, size: int, format_: str) -> FileWriterSpec | Qcow2WriterSpec:

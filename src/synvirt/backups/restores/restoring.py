@@ -20,7 +20,7 @@ from synvirt.backups.model import BackupRun, RestoredDomain, RestorePoint, Resto
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores import boot_test, in_place, instant, new_domain
 from synvirt.backups.restores.host import RestoreHost
-from synvirt.backups.restores.new_files import file_writer, remove_folder
+from synvirt.backups.restores.new_files import file_name_of, file_writer, remove_folder
 from synvirt.backups.runs import Work
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying, Watermarks, Working
@@ -181,9 +181,7 @@ class Restoring:
             hidden.mkdir(parents=True, mode=0o750, exist_ok=True)
             put_private_file(hidden / "domain.xml", manifest.sealed.domain_xml.encode())
             for number, disk, target in chosen:
-                # A target comes from a domain's XML: only characters for a file name are used.
-                safe = "".join(letter for letter in target if letter.isalnum())
-                path = hidden / f"{number}-{safe}.{request.format}"
+                path = hidden / f"{number}-{file_name_of(target)}.{request.format}"
                 reader = PointSpec(repository=spec, point_id=str(point.id), number=number, sha256=manifest.sha256)
                 if resumed and not path.exists():
                     copying.forget(str(number))  # what was copied is gone
