@@ -65,10 +65,19 @@ def test_disks_are_served_by_one_process_until_they_are_ended(exports: ProcessEx
     exports.serve("job", [source])
     assert holder(exports.folder("job")) == process, "it is found again"
     assert (_read(exports), _read(exports, 1)) == (disk_content(), disk_content()[4096:12288])
+    assert stat.S_IMODE((exports.folder("job") / LOCK).stat().st_mode) == 0o600, "who locks it would pass for the exporter"
     exports.end("job")
     assert not exports.folder("job").exists()
     until(lambda: not Path(f"/proc/{process}/exe").exists())
     exports.end("job")
+
+
+def test_exports_without_a_name_are_not_ended(exports: ProcessExports, source: RawSpec) -> None:
+    """Their folder would be the one of all exports."""
+    exports.serve("job", [source])
+    with pytest.raises(ValueError, match="name"):
+        exports.end("")
+    assert _read(exports) == disk_content()
 
 
 def test_what_cannot_be_removed_is_not_taken_for_gone(exports: ProcessExports, source: RawSpec) -> None:

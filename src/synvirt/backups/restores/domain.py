@@ -85,7 +85,6 @@ def parsed(xml: str, read: ReadXml = read_here) -> Rewritten:
     root = read(xml)
     if root.tag != "domain":
         raise RepositoryDamaged(f"the restore point's domain XML is that of a {root.tag}")
-    root.attrib.pop("id", None)
     return Rewritten(root)
 
 
