@@ -357,6 +357,34 @@ def test_a_backing_file_that_is_written_to_while_the_guest_is_off_gives_no_point
         taken()
 
 
+@pytest.mark.parametrize("named", ["../base.raw", "{}/base.raw"])
+def test_a_backing_file_in_another_folder_is_named_with_what_to_do(host: Host, tmp_path: Path, named: str) -> None:
+    named = named.format(tmp_path)
+    (tmp_path / "base.raw").write_bytes(chunk(1))
+    (tmp_path / "own").mkdir()
+    top = tmp_path / "own" / "top"
+    run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", named, "-F", "raw", str(top)], timeout_s=60)
+    spec = ImageSpec(format="qcow2", over=RawSpec(path=str(top)), root=str(top.parent), name="top")
+
+    def refused() -> None:
+        take(
+            ToTake(TARGET, partial(open_reader, spec), None, "", {}),
+            None,
+            host.repository,
+            host.repository.session(),
+            stop=lambda: False,
+            on_progress=lambda _: None,
+            doubt=lambda _: None,
+        )
+
+    with pytest.raises(
+        SourceReadFailed, match=f"disk {TARGET}: its image needs .*base.raw.* the folder of the image"
+    ) as caught:
+        refused()
+    assert "import root" not in caught.value.detail
+    assert "while it runs" in str(caught.value.hint)
+
+
 # ── names and pages ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

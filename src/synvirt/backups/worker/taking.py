@@ -17,7 +17,7 @@ from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied, copy
 from synvirt.disks.changed import ChangedReader
 from synvirt.disks.raw.changes import opening
-from synvirt.errors import Cancelled, DeltaFallback, SourceReadFailed, SourceRunning, SynvirtError
+from synvirt.errors import Cancelled, DeltaFallback, HostPathRejected, SourceReadFailed, SourceRunning, SynvirtError
 from synvirt.repository.disk import Before, Chunks, ChunkWriter
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.manifest import NONE, DiskMap, Manifest, Named, chunks_of
@@ -27,6 +27,7 @@ SAMPLES = 64
 SLICE_CHUNKS = 256
 # All that a session writes becomes durable with its manifest: nothing is flushed before.
 NEVER_S = 1e9
+_ELSEWHERE = "back the guest up while it runs; or put all files of the disk into one folder, or into one file: qemu-img convert"
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,9 @@ def _partly(reader: DiskReader, changed: Chunks | None, resumed: set[int]) -> Di
 
 
 def _unread(disk: ToTake, error: SynvirtError) -> SourceReadFailed:
+    if isinstance(error, HostPathRejected):
+        named = error.detail.replace("the import root", "the folder of the image")  # here that is all that it may name
+        return SourceReadFailed(f"disk {disk.target}: its image needs a file that is not opened: {named}", hint=_ELSEWHERE)
     return SourceReadFailed(f"disk {disk.target}: {error.detail}", hint=error.hint)
 
 
