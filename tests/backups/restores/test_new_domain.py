@@ -1,0 +1,68 @@
+"""A new guest of a point: what it brings besides its disks, and what is undone of it."""
+
+import base64
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from synvirt.backups.restores.domain import foreign
+from synvirt.backups.restores.new_domain import put_firmware, put_tpm, undo
+from synvirt.errors import HostLacks
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.restoring import XML, restore_host_of
+
+RUN = UUID(int=7)
+TPM_XML = XML.replace("<devices>", "<devices><tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>")
+
+
+def test_of_a_tpm_only_files_of_its_own_folder_are_made_and_given_to_swtpm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names come from the manifest."""
+    given, noted = list[str](), list[tuple[str, bool]]()
+    monkeypatch.setattr("synvirt.kvm.handing.give", lambda uri, path, *_: given.append(Path(path).name))
+    names = ("tpm2-00.permall", "../../evil", "/evil", "a/b", ".hidden", "..")
+    state = {name: base64.b64encode(b"state").decode() for name in names}
+    manifest = cast("Any", SimpleNamespace(sealed=SimpleNamespace(tpm=state, domain_xml=TPM_XML)))
+    folder = tmp_path / "tpm" / str(RUN)
+    ledger = cast("Any", SimpleNamespace(record=lambda _, kind, name: noted.append((kind, folder.exists()))))
+    put_tpm(restore_host_of(tmp_path, FakeHypervisor()), ledger, RUN, manifest)
+    assert noted == [("tpm", False)], "it is noted before it is made"
+    assert [one.relative_to(tmp_path).as_posix() for one in tmp_path.rglob("*") if one.is_file()] == [
+        f"tpm/{RUN}/tpm2/tpm2-00.permall"
+    ]
+    assert given == [str(RUN), "tpm2", "tpm2-00.permall"]
+
+
+def test_only_what_a_run_has_made_is_undone(tmp_path: Path) -> None:
+    host = restore_host_of(tmp_path, FakeHypervisor())
+    undone = undo(host)
+    theirs, own = tmp_path / "tpm/theirs", tmp_path / "tpm" / str(RUN)
+    for folder in (theirs, own):
+        folder.mkdir(parents=True)
+        undone["tpm"](RUN, str(folder))
+    assert (theirs.exists(), own.exists()) == (True, False)
+    name, destination = host.default()
+    volume = destination.volume_name(RUN, "vda")
+    destination.create(volume, 4096)
+    undone["volume"](RUN, f"{name} {volume}")
+    assert not destination.is_there(volume)
+
+
+def test_a_firmware_of_this_host_is_named_where_it_is_another_than_the_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = restore_host_of(tmp_path, FakeHypervisor())
+    builds: list[tuple[str, str] | None] = [("/here/OVMF_CODE.fd", "/here/V"), ("/here/OTHER.fd", "/here/V"), None]
+    monkeypatch.setattr(host.hypervisor, "firmware", lambda *_, **__: builds.pop(0), raising=False)
+    xml = "<domain><os><type>hvm</type><loader type='pflash'>/there/OVMF_CODE.fd</loader></os></domain>"
+    for wanted in ([], ["its firmware is this host's own OTHER.fd, not OVMF_CODE.fd"]):
+        domain = foreign(xml)
+        before = list(domain.differences)
+        put_firmware(host, RUN, domain)
+        assert domain.differences[len(before) :] == wanted
+    with pytest.raises(HostLacks, match=r"OVMF_CODE\.fd"):
+        put_firmware(host, RUN, foreign(xml))
