@@ -1,15 +1,16 @@
 """Volumes in a folder, on the file systems that a host may have."""
 
+import errno
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from synvirt.destinations import overlays
+from synvirt.destinations import DestinationAway, overlays
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.specs import AsideWriterSpec
 from synvirt.errors import DiskWriteFailed
@@ -197,6 +198,29 @@ def test_another_user_gets_through_to_a_volume_that_is_its_own_and_lists_nothing
     os.chown(path, 65534, -1)  # as libvirtd does when the guest starts
     assert subprocess.run([*as_nobody, "cat", path], stdout=subprocess.DEVNULL).returncode == 0
     assert subprocess.run([*as_nobody, "ls", path.parent], capture_output=True).returncode != 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESTALE, errno.EIO])
+def test_a_mount_whose_server_is_gone_is_away_and_stops_no_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A look at it raises, as nothing can be said of the folder: neither that it is mounted nor that it is not."""
+
+    def stale(_: Path) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "is_mount", stale)
+    destination = DirectoryDestination(tmp_path / "volumes", mount_point=tmp_path)
+    assert not destination.is_mounted()
+    volume = destination.volume_name(uuid4(), "disk")
+    works: list[Callable[[], object]] = [
+        destination.free_bytes,
+        lambda: destination.create(volume, SIZE),
+        lambda: destination.destroy(volume),
+    ]
+    for work in works:
+        with pytest.raises(DestinationAway, match=f"the file system at {tmp_path}, .* fails: {os.strerror(number)}"):
+            work()
 
 
 @pytest.mark.parametrize("mounted", ["tmpfs"], indirect=True)

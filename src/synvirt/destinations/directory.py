@@ -45,7 +45,17 @@ class DirectoryDestination:
 
     def is_mounted(self) -> bool:
         """Whether the folder's file system is there: what is made before it is mounted would lie below it, unseen."""
-        return self._mount_point is None or self._mount_point.is_mount()
+        return self._why_away() is None
+
+    def _why_away(self) -> str | None:
+        if self._mount_point is None:
+            return None
+        try:
+            if self._mount_point.is_mount():
+                return None
+        except OSError as error:  # its server is away, or what serves it has ended
+            return f"the file system at {self._mount_point}, which the volumes of {self.folder} lie on, fails: {error.strerror}"
+        return f"nothing is mounted at {self._mount_point}, where the volumes of {self.folder} lie"
 
     def volume_name(self, job_id: UUID, label: str) -> str:
         return f"{job_id}/{sanitized_label(label)}.raw"
@@ -192,11 +202,8 @@ class DirectoryDestination:
         return self.folder / name
 
     def _refuse_unmounted(self) -> None:
-        if not self.is_mounted():
-            raise DestinationAway(
-                f"nothing is mounted at {self._mount_point}, where the volumes of {self.folder} lie",
-                hint="mount it: what is in its volumes is there again then",
-            )
+        if (why := self._why_away()) is not None:
+            raise DestinationAway(why, hint="mount it: what is in its volumes is there again then")
 
 
 @contextlib.contextmanager
