@@ -6,6 +6,7 @@ their kind. A cursor is the place of the last entry shown, so new and removed en
 
 import base64
 import binascii
+import errno
 import heapq
 import os
 import stat
@@ -39,6 +40,10 @@ class _Entry:
     place: Place
     name: str
     found: os.stat_result | None
+
+
+# Errors of a name that was removed since it was read, and of a mount whose server is gone: the others are shown all the same.
+_GONE = frozenset({errno.ENOENT, errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.ETIMEDOUT})
 
 
 def browse(root: Path, path: str = "", *, limit: int, cursor: str | None = None) -> HostFolder:
@@ -112,8 +117,10 @@ def _entries(descriptor: int, folder: Path, root: Path) -> Iterator[_Entry]:
 def _shown(entry: _Entry, descriptor: int, folder: Path, root: Path) -> HostEntry | None:
     try:
         found = entry.found or os.stat(entry.name, dir_fd=descriptor, follow_symlinks=False)
-    except FileNotFoundError:
-        return None  # removed since its name was read
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise
     path = str(folder / entry.name)
     is_folder = entry.place[0] == 0
     return HostEntry(
