@@ -43,7 +43,6 @@ def main() -> int:
     read_end, write_end = os.pipe()
     if os.fork() == 0:
         os.close(read_end)
-        os.setsid()
         _serve(order, write_end)
     os.close(write_end)
     answer = b""

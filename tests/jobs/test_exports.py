@@ -23,8 +23,9 @@ from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import Cancelled, DiskReadFailed, HostPathRejected, Internal, MalformedArchive
+from synvirt.jobs import exports as exports_module
 from synvirt.jobs.activity import QUIET_S, WAIT_MOST_S, Activity, Noticed, Yielding
-from synvirt.jobs.exporting import ACTIVITY, LOCK
+from synvirt.jobs.exporting import ACTIVITY, LIVES, LOCK
 from synvirt.jobs.exports import ProcessExports, holder
 from synvirt.sizes import MIB
 from tests.drawn import drawn
@@ -157,6 +158,16 @@ def _that_opens(folder: Path) -> "subprocess.Popen[bytes]":
     return opening
 
 
+def test_one_that_serves_is_not_ended_as_one_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest may run on it: only the answer to who started it came too late."""
+    ended: list[int] = []
+    monkeypatch.setattr(exports_module, "_kill", ended.append)
+    for serves, expected in ((7, []), (None, [7])):
+        monkeypatch.setattr(exports_module, "holder", lambda _, byte=LIVES, serves=serves: 7 if byte == LIVES else serves)
+        assert "do not open" in exports_module._too_late(tmp_path).detail
+        assert ended == expected
+
+
 def test_where_no_process_can_be_started_it_is_an_error_of_ours(
     exports: ProcessExports, source: RawSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +189,7 @@ def test_it_is_nobodys_child_and_in_a_cage(exports: ProcessExports, source: RawS
     process = holder(exports.folder("job"))
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":\t" in line)
     assert int(status["PPid"]) != os.getpid()
+    assert os.getsid(int(process or 0)) != os.getsid(0), "a Ctrl-C in the service's terminal is not for it"
     assert int(status["NoNewPrivs"]) == 1
     assert int(status["Seccomp"]) == 2
     if os.geteuid() == 0:
