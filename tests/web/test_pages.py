@@ -15,7 +15,7 @@ from synvirt.model.kinds import State
 from synvirt.model.values import now
 from tests.fakes.service import PLAN, Service
 from tests.web import jobs
-from tests.web.conftest import look_at, opened
+from tests.web.conftest import look_at, opened, serious
 
 GIB = 1 << 30
 
@@ -295,6 +295,17 @@ def test_the_page_of_a_job_leads_to_those_before_and_after_it(page: Page, servic
     page.goto(f"/migrations/{one}")
     page.locator(f"#banner a[href='/migrations/{other}']").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("the other")
+
+
+@pytest.mark.parametrize(
+    "name", ["  ", "\N{ZERO WIDTH SPACE}", "\N{NO-BREAK SPACE}\N{RIGHT-TO-LEFT OVERRIDE}", "\N{HANGUL FILLER}"]
+)
+def test_a_job_with_a_name_that_cannot_be_seen_can_be_opened(page: Page, service: Service, name: str) -> None:
+    job_id = jobs.added(service, name, (State.QUEUED, 5), (State.COPYING_FULL, 4))
+    page.goto("/")
+    page.locator(f"#job-{job_id}").get_by_role("link", name="(a name that cannot be seen)").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("(a name that cannot be seen)")
+    assert serious(page) == []
 
 
 def test_a_name_from_a_hostile_archive_stays_a_name(page: Page, service: Service) -> None:

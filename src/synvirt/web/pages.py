@@ -71,6 +71,7 @@ class Pages:
             "rehearsal_tone",
             "rehearsal_words",
             "state_words",
+            "visible",
             "tone",
             "problem_tone",
             "size",

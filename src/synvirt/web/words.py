@@ -1,6 +1,7 @@
 """Figures, times and states in words for people, in one place, so that all pages use the same words."""
 
 import json
+import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -43,6 +44,17 @@ KINDS: dict[LiveKind | OfflineKind, str] = {
 
 def kind_words(kind: LiveKind | OfflineKind) -> str:
     return KINDS[kind]
+
+
+# Letters and symbols that are drawn as nothing.
+_BLANK = frozenset("\N{HANGUL FILLER}\N{HANGUL CHOSEONG FILLER}\N{HANGUL JUNGSEONG FILLER}\N{BRAILLE PATTERN BLANK}")
+_BLANK |= {"\N{HALFWIDTH HANGUL FILLER}"}
+
+
+def visible(name: str) -> str:
+    """The name where any of it can be seen. Else words in its place: a link without a text cannot be followed."""
+    seen = any(unicodedata.category(one)[0] not in "ZC" and one not in _BLANK for one in name)
+    return name if seen else "(a name that cannot be seen)"
 
 
 def state_words(state: State, starts: bool = True, repairs: bool = False) -> str:
