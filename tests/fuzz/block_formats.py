@@ -58,15 +58,23 @@ class Damage:
     content: bytes
 
 
+_widths = st.sampled_from([1, 2, 4, 8])
+
+
+def damages(areas: Sequence[Area], order: str) -> st.SearchStrategy[Damage]:
+    return _damages(st.sampled_from(areas), order)
+
+
 @st.composite
-def damages(draw: st.DrawFn, areas: Sequence[Area], order: str) -> Damage:
-    area = draw(st.sampled_from(areas))
+def _damages(draw: st.DrawFn, areas: st.SearchStrategy[Area], order: str) -> Damage:
+    """What they are drawn of is made once: to make it takes Hypothesis longer than to draw."""
+    area = draw(areas)
     at = area.start + draw(st.integers(0, area.count - 1)) * area.step
     if area.length > 8:  # no field, but a place full of them
         within = draw(st.integers(0, area.length - 1))
         if draw(st.booleans()):
             return Damage(at + within, draw(st.binary(min_size=1, max_size=min(16, area.length - within))))
-        width = draw(st.sampled_from([1, 2, 4, 8]))
+        width = draw(_widths)
         at, length = at + within // width * width, width
     else:
         length = area.length

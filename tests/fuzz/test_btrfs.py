@@ -62,16 +62,16 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     content.close()
 
 
-@st.composite
-def damage(draw: st.DrawFn) -> tuple[float, int, bytes]:
-    """In which block, where in it, and what. Headers, keys and the beginnings of items are hit as often as their contents."""
-    at = draw(st.one_of(st.integers(32, 150), st.integers(101, 1000), st.integers(101, NODE_BYTES - 9)))
-    content = draw(st.one_of(st.binary(min_size=1, max_size=8), numbers.map(lambda number: number.to_bytes(8, "little"))))
-    return draw(st.floats(0, 1, exclude_max=True)), at, content
+# In which block, where in it, and what. Headers, keys and the beginnings of items are hit as often as their contents.
+damage = st.tuples(
+    st.floats(0, 1, exclude_max=True),
+    st.one_of(st.integers(32, 150), st.integers(101, 1000), st.integers(101, NODE_BYTES - 9)),
+    st.one_of(st.binary(min_size=1, max_size=8), numbers.map(lambda number: number.to_bytes(8, "little"))),
+)
 
 
 @cases(150)
-@given(damages=st.lists(damage(), min_size=1, max_size=6), of_superblock=st.booleans())
+@given(damages=st.lists(damage, min_size=1, max_size=6), of_superblock=st.booleans())
 def test_hostile_file_systems(image: Image, damages: list[tuple[float, int, bytes]], of_superblock: bool) -> None:
     content, clean = image.content, dict[int, bytes]()
     for where, at, written in damages:

@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,16 @@ TIME_MAX_S = 10
 MEMORY_MAX_BYTES = 80 * MIB
 
 _EDGES = [0, 1, 2, 3, 127, 128, 511, 512, 513, 4096, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 47, 1 << 63, (1 << 64) - 1]
+# Made once: to make them takes Hypothesis longer than to draw of them.
 numbers = st.one_of(st.sampled_from(_EDGES), st.integers(0, 4000), st.integers(0, (1 << 64) - 1))
+_in_sector = st.one_of(st.integers(0, 96), st.integers(0, SECTOR - 1))
+_ways = st.sampled_from(["number", "number", "number", "short", "byte", "swap", "cut", "longer"])
+
+
+@cache
+def _sectors(last: int) -> st.SearchStrategy[int]:
+    """Where headers, directories, tables, markers and footers are: the file's beginning and end."""
+    return st.one_of(st.integers(0, min(last, 8)), st.integers(0, last), st.integers(max(last - 4, 0), last))
 
 
 def changed(draw: Callable[[st.SearchStrategy[Any]], Any], content: bytes) -> bytes:
@@ -35,10 +45,9 @@ def changed(draw: Callable[[st.SearchStrategy[Any]], Any], content: bytes) -> by
     damaged = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         last = max(len(damaged) // SECTOR, 1) - 1
-        # Where headers, directories, tables, markers and footers are: the file's beginning and end, and those of sectors.
-        sector = draw(st.one_of(st.integers(0, min(last, 8)), st.integers(0, last), st.integers(max(last - 4, 0), last)))
-        at = sector * SECTOR + draw(st.one_of(st.integers(0, 96), st.integers(0, SECTOR - 1)))
-        match draw(st.sampled_from(["number", "number", "number", "short", "byte", "swap", "cut", "longer"])):
+        sector = draw(_sectors(last))
+        at = sector * SECTOR + draw(_in_sector)
+        match draw(_ways):
             case "number":
                 damaged[at : at + 8] = struct.pack("<Q", draw(numbers))
             case "short":

@@ -3,6 +3,7 @@
 import random
 import struct
 from dataclasses import dataclass
+from functools import cache
 from uuid import UUID
 
 from hypothesis import strategies as st
@@ -114,6 +115,13 @@ class Vhd:
         return bytes(disk)
 
 
+@cache
+def _present(sectors: int) -> st.SearchStrategy[tuple[int] | None]:
+    """The sectors of a block that is here. Made once: to make it takes Hypothesis longer than to draw of it."""
+    full = (1 << sectors) - 1
+    return st.one_of(st.none(), st.tuples(st.one_of(st.just(full), st.integers(0, full))))
+
+
 @st.composite
 def vhds(draw: st.DrawFn, kinds: tuple[int, ...] = (FIXED, DYNAMIC, DIFFERENCING)) -> Vhd:
     kind = draw(st.sampled_from(kinds))
@@ -121,11 +129,9 @@ def vhds(draw: st.DrawFn, kinds: tuple[int, ...] = (FIXED, DYNAMIC, DIFFERENCING
     count = draw(st.integers(0, 10))
     cut = draw(st.integers(0, max(0, block_bytes // SECTOR - 1))) * SECTOR if count else 0
     places = draw(st.permutations(range(count)))
-    full = (1 << block_bytes // SECTOR) - 1
-    blocks = tuple(
-        draw(st.one_of(st.none(), st.builds(Block, st.just(place), st.one_of(st.just(full), st.integers(0, full)))))
-        for place in places
-    )
+    present = _present(block_bytes // SECTOR)
+    found = [(place, draw(present)) for place in places]
+    blocks = tuple(None if here is None else Block(place, *here) for place, here in found)
     return Vhd(
         size=count * block_bytes - cut,
         kind=kind,

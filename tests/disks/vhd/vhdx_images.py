@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID
@@ -363,18 +364,22 @@ def _metadata_sectors(image: Vhdx, file: BinaryIO, places: Written, draw: random
     return found
 
 
-@st.composite
-def _blocks(draw: st.DrawFn, sectors: int, states: tuple[int, ...]) -> Block:
+@cache
+def _areas(sectors: int) -> tuple[st.SearchStrategy[list[tuple[int, int]]], st.SearchStrategy[list[tuple[int, int]]]]:
+    """Those of noise, and those that are present. Made once: to make them takes Hypothesis longer than to draw of them."""
     ranges = st.tuples(st.integers(0, sectors - 1), st.integers(1, 64)).map(lambda r: (r[0], min(r[1], sectors - r[0])))
     long_ranges = st.tuples(st.integers(0, sectors - 1), st.integers(1, sectors)).map(
         lambda r: (r[0], min(r[1], sectors - r[0]))
     )
     edges = st.sampled_from([(0, 1), (sectors - 1, 1), (0, sectors)])
-    return Block(
-        state=draw(st.sampled_from(states)),
-        noise=tuple(draw(st.lists(st.one_of(ranges, edges.filter(lambda r: r[1] <= 4096)), max_size=4))),
-        present=tuple(draw(st.lists(st.one_of(ranges, long_ranges, edges), max_size=4))),
-    )
+    noise = st.lists(st.one_of(ranges, edges.filter(lambda r: r[1] <= 4096)), max_size=4)
+    return noise, st.lists(st.one_of(ranges, long_ranges, edges), max_size=4)
+
+
+@st.composite
+def _blocks(draw: st.DrawFn, sectors: int, states: tuple[int, ...]) -> Block:
+    noise, present = _areas(sectors)
+    return Block(state=draw(st.sampled_from(states)), noise=tuple(draw(noise)), present=tuple(draw(present)))
 
 
 @st.composite
