@@ -1,11 +1,13 @@
 """Who guests run as: the user of this host who reaches what they need, or the service; and what is opened to that user."""
 
+import errno
 import os
 import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,22 @@ def test_a_destination_elsewhere_counts_too(folder: Path) -> None:
     settings = Settings(data_dir=folder / "data", destinations={"fast": DirectorySetting(kind="directory", path=fast)})
     assert user_of(settings) == f"they run as root: libvirt-qemu cannot reach {fast}"
     fast.chmod(0o711)
+    assert user_of(settings) == "libvirt-qemu"
+
+
+def test_a_destination_whose_mount_has_lost_its_server_counts_for_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at it raises, and the service did not start."""
+    fast, really = folder / "fast", os.stat
+
+    def stale(path: Any, *given: Any, **named: Any) -> os.stat_result:
+        if path == fast:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        return really(path, *given, **named)
+
+    monkeypatch.setattr(os, "stat", stale)
+    settings = Settings(data_dir=folder / "data", destinations={"fast": DirectorySetting(kind="directory", path=fast)})
     assert user_of(settings) == "libvirt-qemu"
 
 

@@ -142,8 +142,10 @@ def _places(settings: Settings, root: Path) -> list[str]:
     if not root.resolve().is_relative_to(data_dir):
         found.append(f"x:{root.resolve().parent}")
     for chosen in settings.destinations_by_name.values():
-        if isinstance(chosen, DirectorySetting) and not chosen.path.resolve().is_relative_to(data_dir) and chosen.path.exists():
-            found.append(f"x:{chosen.path.resolve()}")
+        if isinstance(chosen, DirectorySetting):
+            # os.path.exists is False, too, where the server of a mount is gone: nobody gets to it then.
+            if not chosen.path.resolve().is_relative_to(data_dir) and os.path.exists(chosen.path):  # noqa: PTH110
+                found.append(f"x:{chosen.path.resolve()}")
         elif isinstance(chosen, RbdSetting):
             found += [f"r:{path}" for path in _ceph_files(chosen)]
     return found
