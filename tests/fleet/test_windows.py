@@ -194,6 +194,7 @@ def test_an_opening_begins_with_its_first_moment_and_is_over_at_its_end() -> Non
         assert openings.open(name, span.start - moment) is None
         assert openings.open(name, span.end) is None
         assert [openings.first(name, at) for at in (span.start - moment, span.end - moment)] == [span.start, span.start]
+    assert (openings.upcoming("two", first.start), openings.upcoming("two", second.start)) == (second, third)
     assert openings.first("two", second.end) == openings.next_start(second.start) == third.start
     assert (openings.first("one", first.end), openings.next_start(third.start)) == (None, None)
 
@@ -330,8 +331,10 @@ def test_a_cut_over_begins_in_the_first_opening_that_is_long_enough(
 
 def test_a_window_is_shown_with_its_present_or_its_next_opening() -> None:
     night = window("2026-11-28T22:00:00", "2026-11-29T04:00:00", "FREQ=WEEKLY;COUNT=2")
-    before, in_it, between, after = (utc(f"2026-{at}:00:00") for at in ("11-28T20", "11-28T23", "11-30T00", "12-07T00"))
+    before, in_it, between, after = (utc(f"2026-{at}:00:00") for at in ("11-28T20", "11-28T21", "11-29T03", "12-07T00"))
     assert [shown(night, now).open for now in (before, in_it, between, after)] == [False, True, False, False]
+    assert opening(night, in_it, needed_s=6 * 3600) == Span(in_it, between)
+    assert opening(night, in_it, needed_s=6 * 3600 + 1) is None
     assert shown(night, before).opens_at == shown(night, in_it).opens_at == utc("2026-11-28T21:00:00")
     assert shown(night, in_it).closes_at == utc("2026-11-29T03:00:00")
     assert shown(night, between).opens_at == utc("2026-12-05T21:00:00")

@@ -67,7 +67,7 @@ class Openings:
         self.names = (*own, "")
         self._spans = {**own, "": any_of_them}
         self._starts = {name: [span.start for span in found] for name, found in self._spans.items()}
-        self._all = sorted({start for starts in self._starts.values() for start in starts} - {ALWAYS.start})
+        self._all = sorted({start for starts in self._starts.values() for start in starts})
 
     def open(self, window: str, now: datetime) -> Span | None:
         """The opening that contains `now`."""
