@@ -13,6 +13,7 @@ import pytest
 from synvirt.errors import Conflict, InvalidPlan, SourceUnreachable, SynvirtError, V2vFailed, VmNotFound
 from synvirt.live import LiveAdapter
 from synvirt.migrations.intake import check_corrected, check_plan
+from synvirt.migrations.planning.cutting_over import cut_over
 from synvirt.migrations.planning.foreseen import dry_run, foresee, refuse
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Difference, Migration, Pass
@@ -463,3 +464,14 @@ def test_a_dry_run_says_when_the_cut_over_would_be(rooms: Rooms, house: House) -
     assert short is not None
     assert (short.not_before, short.not_after) == (None, None), "an outage takes longer"
     assert dry_run(rooms, live_plan(**RIGHT, skip_disks=["disk-1"])).cut_over is None
+
+
+def test_a_cut_over_waits_for_the_first_copy_which_begins_no_earlier_than_now(rooms: Rooms, house: House) -> None:
+    began = now()
+    opens = (began - timedelta(hours=1)).replace(tzinfo=None)
+    house.store.windows.add(_window().model_copy(update={"start": opens, "end": opens + timedelta(hours=9)}))
+    plan = live_plan(**RIGHT, warm={"window_id": "saturdays"}, schedule={"start_at": began - timedelta(days=2)})
+    found = cut_over(rooms, plan, copy_s=3600, outage_s=60)
+    assert found is not None
+    assert found.not_before is not None
+    assert began + timedelta(hours=1) <= found.not_before <= now() + timedelta(hours=1)
