@@ -30,6 +30,7 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt import __version__
+from synvirt.api.routing import Routes
 from synvirt.errors import BY_CODE, NotFound
 from synvirt.jobs.board import Board
 from synvirt.model.kinds import ENDS, State
@@ -270,7 +271,7 @@ class Timed:
 
 def metrics_router(metrics: Metrics) -> APIRouter:
     """The route of /metrics."""
-    router = APIRouter(tags=["service"])
+    router = Routes(tags=["service"])
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def collect(request: Request) -> Response:

@@ -19,6 +19,7 @@ from synvirt import __version__
 from synvirt.acting import current
 from synvirt.api.callers.roles import needed_role
 from synvirt.api.problems import incident, refused
+from synvirt.api.routing import Routes
 from synvirt.errors import NotFound, SynvirtError
 from synvirt.programs import ProgramFailed
 from synvirt.sizes import duration, exact_size, percent
@@ -116,7 +117,7 @@ class Pages:
 
     def router(self, endpoints: Mapping[str, Callable[..., Any]] | None = None) -> APIRouter:
         """A router whose errors are pages. `endpoints`: by method and path, "GET /sources"."""
-        router = APIRouter(route_class=_failing_with(self.failure), default_response_class=HTMLResponse)
+        router = Routes(at=self.root, route_class=_failing_with(self.failure), default_response_class=HTMLResponse)
         for asked, endpoint in (endpoints or {}).items():
             method, path = asked.split()
             router.add_api_route(path, endpoint, methods=[method])

@@ -17,6 +17,7 @@ from synvirt.api.callers.coming import Caller, entry_of
 from synvirt.api.callers.gate import CALLER
 from synvirt.api.callers.origin import READING
 from synvirt.api.paging import Cursor, Number, cursor_of, number_of
+from synvirt.api.routing import Routes
 from synvirt.errors import SynvirtError
 from synvirt.model.values import Model, now
 from synvirt.repeating import repeated
@@ -109,7 +110,7 @@ class AuditVerified(Model):
 
 def audit_router(rows: AuditRows) -> APIRouter:
     """The routes under /audit."""
-    router = APIRouter(prefix="/audit", tags=["audit"])
+    router = Routes(prefix="/audit", tags=["audit"])
 
     @router.get("", response_model=AuditPage)
     def list_audit(limit: Annotated[int, Query(ge=1, le=PAGE)] = 100, cursor: Cursor = None) -> AuditPage:

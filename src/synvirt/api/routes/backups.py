@@ -14,6 +14,7 @@ from synvirt.api.document import BEGUN, problem_described
 from synvirt.api.paging import PAGE_LIMIT, Cursor, LastName, Limit, Sought, cursor_of, named_page, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.routes.peer import peer_router
+from synvirt.api.routing import Routes
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
 from synvirt.backups.model import (
@@ -134,7 +135,7 @@ def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | No
 
 def backups_router(backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
     """The routes under /backup."""
-    router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS, dependencies=[Depends(known_parameters)])
+    router = Routes(prefix="/backup", tags=["backup"], responses=_PROBLEMS, dependencies=[Depends(known_parameters)])
     _repositories(router, backups)
     _offers(router, backups)
     _jobs(router, backups)

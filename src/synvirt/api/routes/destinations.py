@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter
 
 from synvirt.api.paging import PAGE_LIMIT, LastName, Limit, named_page
+from synvirt.api.routing import Routes
 from synvirt.destinations import Destination
 from synvirt.errors import SynvirtError
 from synvirt.model.values import Bytes, Model
@@ -29,7 +30,7 @@ class DestinationPage(Model):
 
 def destinations_router(destinations: Mapping[str, Destination]) -> APIRouter:
     """`destinations` by name, the default first."""
-    router = APIRouter(prefix="/destinations", tags=["destinations"])
+    router = Routes(prefix="/destinations", tags=["destinations"])
 
     @router.get("", response_model=DestinationPage)
     def list_destinations(limit: Limit = PAGE_LIMIT, cursor: LastName = None) -> DestinationPage:

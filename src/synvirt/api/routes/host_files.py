@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from synvirt.api.received import documented, json_body
+from synvirt.api.routing import Routes
 from synvirt.jobs.inspecting.looking import Looking
 from synvirt.model.files import HostFileRequest, HostFolder, Inspection
 from synvirt.offline import browsing
@@ -19,7 +20,7 @@ def host_files_router(
     import_root: Path, *, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing
 ) -> APIRouter:
     """`free_bytes`: the destination's, to check whether a VM fits. `looking`: inspects files."""
-    router = APIRouter(prefix="/host-files", tags=["host files"])
+    router = Routes(prefix="/host-files", tags=["host files"])
 
     @router.get("", response_model=HostFolder)
     def browse(

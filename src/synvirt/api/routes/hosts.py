@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from synvirt.api.paging import PAGE_LIMIT, LastName, Limit, named_page
+from synvirt.api.routing import Routes
 from synvirt.migrations.hosts.about import Host, Hosts
 from synvirt.model.values import Model
 
@@ -18,7 +19,7 @@ class HostPage(Model):
 
 def hosts_router(hosts: Hosts) -> APIRouter:
     """The routes under /hosts."""
-    router = APIRouter(prefix="/hosts", tags=["hosts"])
+    router = Routes(prefix="/hosts", tags=["hosts"])
 
     @router.get("", response_model=HostPage)
     def list_hosts(limit: Limit = PAGE_LIMIT, cursor: LastName = None) -> HostPage:

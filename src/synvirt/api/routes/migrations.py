@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 
 from synvirt.api.paging import Cursor, Sought, number_of
 from synvirt.api.received import documented, json_body, optional_json_body
+from synvirt.api.routing import Routes
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.jobs.board import Board
 from synvirt.jobs.instant import GuestWrites
@@ -127,7 +128,7 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
 
 def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
     """The routes under /migrations, and their stream. `stopping`: whether the service ends; streams end then."""
-    router = APIRouter(prefix="/migrations", tags=["migrations"])
+    router = Routes(prefix="/migrations", tags=["migrations"])
     store, board = intake.store, intake.board
 
     def update(id_: UUID, state: State, progress: Progress) -> ProgressUpdate:

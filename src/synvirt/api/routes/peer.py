@@ -16,6 +16,7 @@ from synvirt.api.body import TOO_LITTLE, pieces
 from synvirt.api.document import problem_described
 from synvirt.api.problems import problem
 from synvirt.api.routes.uploads import IDLE_S, Parting
+from synvirt.api.routing import Routes
 from synvirt.errors import BackupBadRequest, BackupBusy, BackupNotFound, SynvirtError
 from synvirt.repository.peer import PeerEntries, PeerEntry, PeerRoom
 from synvirt.repository.peer_offer import DAY_S, Offer
@@ -84,7 +85,7 @@ def _busy(error: BackupBusy) -> Response:
 def peer_router(offers: Mapping[str, Offer], *, idle_s: float = IDLE_S) -> APIRouter:
     """The routes under /backup/peer/{offer}. `idle_s`: how long a request that sends nothing may last."""
     streams = {name: Streams() for name in offers}
-    router = APIRouter(prefix="/backup/peer/{offer}", tags=["backup peer"], responses=_PROBLEMS)
+    router = Routes(prefix="/backup/peer/{offer}", tags=["backup peer"], responses=_PROBLEMS)
 
     def named(offer: str) -> Offer:
         if offer not in offers:

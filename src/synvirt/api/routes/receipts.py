@@ -5,6 +5,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import FileResponse, Response
 
+from synvirt.api.routing import Routes
 from synvirt.errors import NotFound
 from synvirt.proof.keeping import ReceiptKey, Receipts
 from synvirt.store import Store
@@ -14,7 +15,7 @@ TAR = "application/x-tar"
 
 def receipts_router(store: Store, receipts: Receipts | None) -> APIRouter:
     """`receipts`: None, if the settings switch them off."""
-    router = APIRouter(tags=["receipts"])
+    router = Routes(tags=["receipts"])
 
     @router.get("/migrations/{migration_id}/receipt", response_class=Response, responses={200: {"content": {TAR: {}}}})
     def receipt(migration_id: UUID) -> Response:

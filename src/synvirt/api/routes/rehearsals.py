@@ -9,13 +9,14 @@ from synvirt.api.document import BEGUN, problem_described
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.routes.screenshots import PNG
+from synvirt.api.routing import Routes
 from synvirt.model.rehearsal import Rehearsal, RehearsalPage, RehearsalRequest, TogetherRequest
 from synvirt.rehearsals.asking import Rehearsing
 
 
 def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
     """The routes of rehearsals, of one job and of several together."""
-    router = APIRouter(tags=["rehearsals"])
+    router = Routes(tags=["rehearsals"])
 
     @router.post(
         "/rehearsals",

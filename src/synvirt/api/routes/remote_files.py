@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 
 from synvirt.api.document import problem_described
 from synvirt.api.received import documented, json_body
+from synvirt.api.routing import Routes
 from synvirt.jobs.inspecting.looking import Looking
 from synvirt.model.access import RemoteFileRequest
 from synvirt.model.files import Inspection
@@ -22,7 +23,7 @@ _ELSEWHERE: dict[int | str, dict[str, Any]] = {
 
 def remote_files_router(rules: Rules, *, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing) -> APIRouter:
     """`free_bytes`: the destination's, to check whether a VM fits. `looking`: inspects files."""
-    router = APIRouter(prefix="/remote-files", tags=["remote files"])
+    router = Routes(prefix="/remote-files", tags=["remote files"])
 
     @router.post("/inspect", response_model=Inspection, responses=_ELSEWHERE, openapi_extra=documented(RemoteFileRequest))
     def inspect_remote_file(file: Annotated[RemoteFileRequest, Depends(json_body(RemoteFileRequest))]) -> Inspection:

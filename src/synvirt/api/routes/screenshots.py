@@ -6,6 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from synvirt.api.routing import Routes
 from synvirt.errors import NotFound
 from synvirt.store import Store
 
@@ -14,7 +15,7 @@ PNG = "image/png"
 
 def screenshots_router(store: Store, screenshot: Callable[[UUID], bytes | None]) -> APIRouter:
     """`screenshot`: of a job, a PNG; None, if there is none."""
-    router = APIRouter(prefix="/migrations", tags=["migrations"])
+    router = Routes(prefix="/migrations", tags=["migrations"])
 
     @router.get("/{migration_id}/screenshot", response_class=Response, responses={200: {"content": {PNG: {}}}})
     def screenshot_of(migration_id: UUID) -> Response:

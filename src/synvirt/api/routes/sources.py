@@ -13,6 +13,7 @@ from pydantic import StringConstraints
 from synvirt.api.document import problem_described
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.received import documented, json_body
+from synvirt.api.routing import Routes
 from synvirt.live import VmRow
 from synvirt.migrations.sources.registered import Sources
 from synvirt.model.machine import VmManifest
@@ -61,7 +62,7 @@ _SPOKEN_TO: dict[int | str, dict[str, Any]] = {
 
 def sources_router(sources: Sources) -> APIRouter:
     """The routes under /sources."""
-    router = APIRouter(tags=["sources"])
+    router = Routes(tags=["sources"])
 
     @router.post("/sources", status_code=201, response_model=Source, openapi_extra=documented(SourceRequest))
     def register_source(

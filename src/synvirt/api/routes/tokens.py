@@ -14,6 +14,7 @@ from synvirt.accounts import Role
 from synvirt.api.callers.gate import CALLER, TOKEN_PREFIX, FindToken
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.received import documented, json_body
+from synvirt.api.routing import Routes
 from synvirt.model.values import Model, Received, now
 from synvirt.store.access import Token, TokenRows
 
@@ -54,7 +55,7 @@ def find_token(rows: TokenRows) -> FindToken:
 
 def tokens_router(rows: TokenRows) -> APIRouter:
     """The routes under /tokens."""
-    router = APIRouter(prefix="/tokens", tags=["tokens"])
+    router = Routes(prefix="/tokens", tags=["tokens"])
 
     @router.post("", status_code=201, response_model=TokenMade, openapi_extra=documented(TokenRequest))
     def make_token(

@@ -17,6 +17,7 @@ from synvirt.api.multipart import UploadForm, refuse_length
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.problems import problem
 from synvirt.api.received import documented, optional_json_body
+from synvirt.api.routing import Routes
 from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
 from synvirt.jobs.inspecting.looking import Looking
 from synvirt.migrations.uploads import Uploads
@@ -83,7 +84,7 @@ def uploads_router(
     uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing
 ) -> APIRouter:
     """`free_bytes`: the destination's, to check whether a VM fits. `looking`: inspects files."""
-    router = APIRouter(prefix="/uploads", tags=["uploads"])
+    router = Routes(prefix="/uploads", tags=["uploads"])
 
     @router.post("", status_code=201, response_model=Upload, openapi_extra=_BODY, responses=_REFUSALS)
     async def upload(request: Request, response: Response) -> Upload | Response:
@@ -123,7 +124,7 @@ def uploads_router(
         """Inspect an upload: its kind, and the VM in it."""
         return looking.inspect(uploads.import_root, uploads.get(upload_id).path, vm=choice.vm, free_bytes=free_bytes)
 
-    beside = APIRouter(tags=["uploads"])
+    beside = Routes(tags=["uploads"])
     beside.include_router(router)
 
     @beside.get("/upload-limits", response_model=UploadLimits)

@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 from synvirt.api.document import problem_described
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, Number, Sought, cursor_of, number_of
 from synvirt.api.received import bounded, documented, json_body, optional_json_body
+from synvirt.api.routing import Routes
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
 from synvirt.errors import NotFound, UnsupportedMediaType
@@ -152,7 +153,7 @@ def mount_waves(app: FastAPI, fleet: Fleet, board: Board, settings: Settings, *,
     """At {base_url}/api/v1/waves: behind the same gate as the rest, and in the same document."""
     base_url = settings.base_url.strip("/")
     prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
-    router = APIRouter(prefix="/waves", tags=["waves"], dependencies=[Depends(known_parameters)])
+    router = Routes(prefix="/waves", tags=["waves"], dependencies=[Depends(known_parameters)])
     waves = fleet.waves
     _many(router, waves)
     _stream(router, waves.rows, board, stopping=app.state.stopping.is_set, pace=pace or Pace())

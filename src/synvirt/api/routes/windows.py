@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from synvirt.api.document import problem_described
 from synvirt.api.paging import PAGE_LIMIT, LastName, Limit, Sought, named_page
 from synvirt.api.received import documented, json_body
+from synvirt.api.routing import Routes
 from synvirt.errors import BadRequest, InvalidPlan
 from synvirt.migrations.planning.openings import shown
 from synvirt.migrations.planning.windows import check
@@ -19,7 +20,7 @@ _BODY = Annotated[Window, Depends(json_body(Window))]
 
 def windows_router(rows: WindowRows) -> APIRouter:
     """The routes under /windows. All of them block, and run in threads."""
-    router = APIRouter(prefix="/windows", tags=["windows"])
+    router = Routes(prefix="/windows", tags=["windows"])
 
     @router.post(
         "",

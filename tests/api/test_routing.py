@@ -1,0 +1,55 @@
+"""A request costs the routers that may have its path, and no others."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+
+from synvirt.api.routing import Routes
+from tests.fakes.service import Service
+
+
+@pytest.mark.parametrize("base_url", ["/", "/kvm"])
+def test_a_request_looks_through_the_routers_that_may_have_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base_url: str
+) -> None:
+    looked_through = set[int]()
+    matches = APIRouter.matches
+
+    def noted(self: APIRouter, scope: Any) -> Any:
+        looked_through.add(id(self))
+        return matches(self, scope)
+
+    service = Service(tmp_path, base_url=base_url)
+    monkeypatch.setattr(APIRouter, "matches", noted)
+    at = base_url.rstrip("/")
+    with service.served(), service.local() as client:
+        for path in ("/api/v1/audit", "/api/v1/backup/jobs", "/api/v1/waves", "/api/v1/migrator/hosts", "/jobs"):
+            looked_through.clear()
+            client.get(f"http://x{at}{path}")
+            # The page's root and the router in another router may have every path.
+            assert 0 < len(looked_through) <= 6, path
+    service.close()
+
+
+@pytest.mark.parametrize("at", [None, "/at"])
+def test_all_of_its_routes_are_found_and_other_methods_refused(at: str | None) -> None:
+    inner, outer = Routes(prefix="/inner"), Routes(at=at)
+    for router, paths in ((inner, ("", "/{one}/more")), (outer, ("/", "/plain", "/by-{name}/last", "/{any}/deep/{more:path}"))):
+        for path in paths:
+            router.add_api_route(path, lambda: "found", methods=["GET"])
+    outer.include_router(inner)
+    app = FastAPI()
+    app.include_router(outer, prefix="/at")
+    found = ("/", "/plain", "/by-me/last", "/x/deep/y/z", "/inner", "/inner/1/more", "/in%6eer")
+    wanted = {(method, f"/at{path}"): status for path in found for method, status in (("GET", 200), ("POST", 405))}
+    wanted |= {("GET", path): 404 for path in ("/at/other", "/at/inner/1", "/plain", "/inner", "/x/at/plain")}
+
+    async def answers() -> dict[tuple[str, str], int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return {each: (await client.request(*each)).status_code for each in wanted}
+
+    assert asyncio.run(answers()) == wanted
