@@ -53,3 +53,14 @@ def test_all_of_its_routes_are_found_and_other_methods_refused(at: str | None) -
             return {each: (await client.request(*each)).status_code for each in wanted}
 
     assert asyncio.run(answers()) == wanted
+
+
+def test_what_is_not_served_is_refused_without_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes half a second of a processor to make."""
+    service = Service(tmp_path, has_pages=False)
+    monkeypatch.setattr(service.app, "openapi", None)
+    with service.served(), service.local() as client:
+        assert client.get("http://x/api/v1/nothing").status_code == 404
+        refused = client.delete("http://x/api/v1/audit")
+        assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, HEAD")
+    service.close()

@@ -5,6 +5,7 @@ no traceback, secret or path of the host leaves the service.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from uuid import uuid4
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from pydantic_core import ErrorDetails
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -253,19 +255,28 @@ def _on_routing(request: Request, error: Exception) -> Response:
 
 def _no_thing(request: Request) -> SynvirtError | None:
     """NotFound for a path of the document whose id cannot be one: a route with a converter does not match it."""
-    for template, operations in request.app.openapi()["paths"].items():
+    for template, operations in _served(request).items():
         pattern, _, of_path = compile_path(template)
         found = pattern.match(request.url.path)
-        if found is not None and of_path and request.method.lower() in operations:
+        if found is not None and of_path and request.method.upper() in operations:
             name = list(of_path)[-1]
             return not_listed(_noun(name), repr(found[name][:NAME_CHARS_SHOWN]))
     return None
 
 
+def _served(request: Request) -> dict[str, set[str]]:
+    """The methods of each path of the document. Not of the document itself: to make it takes half a second of a processor."""
+    served = defaultdict[str, set[str]](set)
+    for route in iter_route_contexts(request.app.routes):
+        if route.include_in_schema and route.path_format and route.methods:
+            served[route.path_format] |= route.methods
+    return served
+
+
 def _methods(request: Request) -> list[str]:
     """All methods of the path (RFC 9110 section 15.5.6); the router's own answer has only its first route's. If the path is
     equal to a template, only that counts: /waves/import is no wave."""
-    paths, path = request.app.openapi()["paths"], request.url.path
+    paths, path = _served(request), request.url.path
     matching = [path] if path in paths else [template for template in paths if compile_path(template)[0].match(path)]
-    found = {method.upper() for template in matching for method in paths[template]}
+    found = {method for template in matching for method in paths[template]}
     return sorted(found | {"HEAD"} if "GET" in found else found)
