@@ -15,6 +15,8 @@ _WORDS = (
     r"soap[_-]session|signature"
 )
 _SECRET_NAME = re.compile(rf"{_WORDS}|authori[sz]ation|cookie|sealed", re.I)
+# Fields that say where a secret is.
+_NAME_OF_A_PATH = re.compile(r"_file\Z", re.I)
 # \bpwd, \bsig: short words that are also parts of longer, harmless words.
 _NAME = rf"(?:{_WORDS}|AuthCookie|\bpwd\b|\bsig\b|:key\b)[\w.-]{{0,40}}"
 _VALUE = r"\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"'}\]]+"
@@ -66,7 +68,7 @@ def redacted(value: Any, *, known: tuple[str, ...] = ()) -> Any:
             return {
                 redacted_text(str(name), known=known): (
                     GONE
-                    if _SECRET_NAME.search(str(name)) and held not in (None, "", {}, [], True, False)
+                    if _is_secret(str(name)) and held not in (None, "", {}, [], True, False)
                     else redacted(held, known=known)
                 )
                 for name, held in value.items()
@@ -77,3 +79,7 @@ def redacted(value: Any, *, known: tuple[str, ...] = ()) -> Any:
             return redacted_text(value, known=known)
         case _:
             return value
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None and _NAME_OF_A_PATH.search(name) is None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from uuid import UUID, uuid4
 
 import pytest
@@ -22,12 +22,14 @@ from synvirt.backups.model import (
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retention import Retention
 from synvirt.backups.retiring import Retiring
-from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, PersistFailed, RepositoryUnreachable, SynvirtError
 from synvirt.jobs import process, runner
 from synvirt.model.values import now
 from synvirt.repository import garbage, packs, verify
+from synvirt.repository import repository as stored
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository, condemned_packs
+from synvirt.store.backups import BackupRows
 from tests.backups.house import House, disk_content
 from tests.running.processes import until
 
@@ -218,6 +220,27 @@ def test_of_two_that_add_a_repository_of_one_name_at_once_one_is_refused(
                 house.backups.add_repository(request)
     assert [one.name for one in house.backups.repositories.known()] == ["here"]
     request = BackupRepositoryRequest(name="there", kind="local", path=str(tmp_path / "there"))
+    assert house.backups.add_repository(request).name == "there"
+
+
+@pytest.mark.parametrize("broken", [(BackupRows, "put_all"), (stored, "create")])
+def test_a_repository_that_cannot_be_added_leaves_nothing(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    request = BackupRepositoryRequest(name="there", kind="local", path=str(tmp_path / "there"))
+    keys = sorted((tmp_path / "keyring").glob("backup-*"))
+
+    def full(*_: object, **__: object) -> None:
+        raise PersistFailed("the database is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*broken, full)
+        with pytest.raises(PersistFailed):
+            house.backups.add_repository(request)
+    assert list((tmp_path / "there").iterdir()) == []
+    assert sorted((tmp_path / "keyring").glob("backup-*")) == keys
+    assert house.backups.repositories.known() == []
     assert house.backups.add_repository(request).name == "there"
 
 

@@ -137,12 +137,14 @@ def test_secrets_of_fields_go_by_their_name() -> None:
             "disks": [{"key": "2000", "private_key": SECRET}],
             "password": None,
             "count": 3,
+            "client_secret_file": "/etc/synvirt/oidc",
         }
     )
     assert SECRET not in json.dumps(reported)
     assert reported["disks"][0]["key"] == "2000"
     assert reported["options"]["fingerprint_sha256"] == "1A:77"
     assert (reported["password"], reported["count"]) == (None, 3)
+    assert reported["client_secret_file"] == "/etc/synvirt/oidc", "where it is, is no secret"
 
 
 def test_what_is_known_to_be_secret_goes_wherever_it_stands() -> None:

@@ -75,11 +75,14 @@ class Repositories:
                 Repository(folder, master).close()
             self._write_key(self._key_path(made.id), master)  # before anything is sealed with it
             try:
+                # Before the repository: where this fails, nobody would have the key of what is in the folder.
+                self._rows.put("repository", made.id, made, host=self._host)
                 with contextlib.closing(folder):
                     if asked.recovery_key is None:
                         stored.create(folder, master)
-                self._rows.put("repository", made.id, made, host=self._host)
             except SynvirtError:
+                with contextlib.suppress(SynvirtError):
+                    self._rows.remove("repository", made.id, host=self._host)
                 self._key_path(made.id).unlink(missing_ok=True)
                 raise
         return self.shown(made)

@@ -276,7 +276,7 @@ def name_firmware(domain: Rewritten) -> None:
     if system.find("firmware/feature[@name='secure-boot'][@enabled='yes']") is None:
         return
     loader.set("secure", "yes")
-    # libvirt sets it itself with a firmware that it chose, and wants to be told it with another one.
+    # libvirt adds it by itself for a firmware that it chose; for another one it must be in the XML.
     features = domain.root.find("features")
     if features is None:
         features = ET.SubElement(domain.root, "features")
