@@ -243,9 +243,9 @@ def test_a_journal_gives_what_was_named_at_its_own_moment_and_nothing_else(tmp_p
     """A name of another moment would put an old chunk into a new point."""
     path, first, second = tmp_path / "vm.stored", b"1" * NAME_BYTES, b"2" * NAME_BYTES
 
-    def at(moment: str, disk: int, number: int, name: bytes) -> list[dict[int, bytes]]:
+    def at(moment: str, disk: int, number: int, name: bytes, *files: str) -> list[dict[int, bytes]]:
         with closing(Journal(path, moment)) as journal:
-            found = [journal.stored(one) for one in range(2)]
+            found = [journal.stored(0, files), journal.stored(1, ())]
             journal.add(disk, number, name)
         return found
 
@@ -256,3 +256,7 @@ def test_a_journal_gives_what_was_named_at_its_own_moment_and_nothing_else(tmp_p
     assert at("now", 1, 9, second) == [{8: first}, {}]
     assert at("now", 1, 9, first) == [{8: first}, {9: second}]
     assert at("now", 0, 0, first) == [{8: first}, {9: first}]
+    # A backing file of the disk was written to since.
+    assert at("now", 0, 5, second, "web 1", "base 1") == [{}, {9: first}]
+    assert at("now", 0, 6, first, "web 1", "base 2") == [{}, {9: first}]
+    assert at("now", 0, 7, first, "web 1", "base 1") == [{5: second}, {9: first}]

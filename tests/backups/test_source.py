@@ -86,7 +86,7 @@ class Host:
         session = self.repository.session()
         mark = Mark(kind="checkpoint", name="one")
         taken = take(
-            ToTake(TARGET, lambda: self.disk, changed, whole_because, stored or {}),
+            ToTake(TARGET, lambda: self.disk, changed, whole_because, lambda files: stored or {}),
             base,
             self.repository,
             session,
@@ -341,7 +341,7 @@ def test_a_backing_file_that_is_written_to_while_the_guest_is_off_gives_no_point
 
     def taken() -> Taken:
         return take(
-            ToTake(TARGET, partial(open_reader, spec), None, "", {}),
+            ToTake(TARGET, partial(open_reader, spec)),
             None,
             host.repository,
             host.repository.session(),
@@ -368,7 +368,7 @@ def test_a_backing_file_in_another_folder_is_named_with_what_to_do(host: Host, t
 
     def refused() -> None:
         take(
-            ToTake(TARGET, partial(open_reader, spec), None, "", {}),
+            ToTake(TARGET, partial(open_reader, spec)),
             None,
             host.repository,
             host.repository.session(),

@@ -11,7 +11,7 @@ covered the disk: 30 runs for 7.5 GiB. That is 320 MiB to read, for any disk siz
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied, copy
@@ -34,13 +34,14 @@ _ELSEWHERE = "back the guest up while it runs; or put all files of the disk into
 class ToTake:
     """A disk of a guest. `changed`: what may differ from the base's disk of the same target, in any order; it may raise a
     SynvirtError, which says why that is not known after all. `whole_because`: why the changes are not known; empty, if
-    nobody expected them to be. `stored`: chunks that an interrupted run has named already; `on_named` gets the others."""
+    nobody expected them to be. `stored`: the chunks that an interrupted run has named already, of files as they are now
+    (`Files.found`); `on_named` gets the others."""
 
     target: str
     open: Callable[[], DiskReader]
     changed: Callable[[], Iterable[Extent]] | None = None
     whole_because: str = ""
-    stored: Mapping[int, bytes] = field(default_factory=dict)
+    stored: Callable[[tuple[str, ...]], Mapping[int, bytes]] = lambda files: {}
     on_named: Callable[[int, bytes], None] = lambda number, name: None
 
 
@@ -85,7 +86,7 @@ def take(
             doubt(f"disk {disk.target}: {error.detail}")
         before, changed = (None, None) if plan is None else (plan.before, plan.changed)
         writer = ChunkWriter(session, reader.size, before=before, changed=changed, on_named=disk.on_named)
-        resumed = _resume(disk, writer, session, reader.size, changed)
+        resumed = _resume(disk.stored(files.found), writer, session, reader.size, changed)
         partly = _partly(reader, changed, resumed)
         try:
             # Not fresh: every byte comes, zeros too, so that each chunk knows when it is complete.
@@ -113,10 +114,10 @@ def take(
         reader.close()
 
 
-def _resume(disk: ToTake, writer: ChunkWriter, session: Session, size: int, changed: Chunks | None) -> set[int]:
+def _resume(stored: Mapping[int, bytes], writer: ChunkWriter, session: Session, size: int, changed: Chunks | None) -> set[int]:
     """The chunks that can be skipped: the interrupted run has stored them, and the repository still has them."""
     resumed = set()
-    for number, name in disk.stored.items():
+    for number, name in stored.items():
         if number < chunks_of(size) and (changed is None or number in changed) and session.rely_on(name):
             writer.stored(number, name)
             resumed.add(number)

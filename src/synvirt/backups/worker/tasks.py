@@ -129,7 +129,7 @@ def _to_take(disk: DiskToTake, number: int, journal: Journal | None) -> ToTake:
         open=partial(open_reader, disk.reader),
         changed=None if disk.changes is None else partial(_changed, disk.changes),
         whole_because=disk.whole_because,
-        stored={} if journal is None else journal.stored(number),
+        stored=(lambda files: {}) if journal is None else partial(journal.stored, number),
         on_named=(lambda chunk, name: None) if journal is None else partial(journal.add, number),
     )
 
