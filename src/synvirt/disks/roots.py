@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from synvirt.blocks import DiskReader
 from synvirt.disks.beneath import open_beneath, resolve_beneath
 from synvirt.disks.beneath import open_reference as open_reference_beneath
+from synvirt.disks.raw.changes import opened_remote
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, HostPathRejected, MalformedArchive, NotFound
@@ -40,9 +41,7 @@ def open_file(root: Root, name: str, offset: int = 0, length: int | None = None,
     """The bytes of a plain file, or a range of them. HostPathRejected, NotFound, DiskReadFailed; for a Remote the errors of
     `RemoteReader`."""
     if isinstance(root, Remote):
-        from synvirt.remote.reading import RemoteReader
-
-        return RemoteReader(root, str(resolve(root, name)), offset, length)
+        return _open_remote(root, str(resolve(root, name)), offset, length)
     return RawReader(shown or name, offset, length, descriptor=open_beneath(root, name))
 
 
@@ -100,10 +99,16 @@ def raw_spec(root: Root, path: Path, offset: int = 0, length: int | None = None)
 def open_spec(spec: RawSpec) -> DiskReader:
     """The file of a raw spec: on this host, or remote. HostPathRejected, FileGone."""
     if spec.remote is not None:
-        from synvirt.remote.reading import RemoteReader
-
-        return RemoteReader(spec.remote, spec.path, spec.offset, spec.length, version=spec.version)
+        return _open_remote(spec.remote, spec.path, spec.offset, spec.length, version=spec.version)
     return open_here(spec.path, spec.offset, spec.length, spec.beneath)
+
+
+def _open_remote(root: Remote, name: str, offset: int, length: int | None, *, version: str | None = None) -> DiskReader:
+    from synvirt.remote.reading import RemoteReader
+
+    reader = RemoteReader(root, name, offset, length, version=version)
+    opened_remote(reader.name, reader.version)
+    return reader
 
 
 def open_here(path: str, offset: int, length: int | None, beneath: str | None) -> RawReader:
@@ -136,13 +141,11 @@ def open_reference(
         descriptor, name = open_reference_beneath(root, image, reference)
         status = os.fstat(descriptor)
         return RawReader(name, offset, length, descriptor=descriptor), name, (status.st_dev, status.st_ino)
-    from synvirt.remote.reading import RemoteReader
-
     if ":" in reference.split("/", 1)[0]:
         raise HostPathRejected(f"{image} names {reference[:200]!r}, which is a protocol or a drive, not a file beside it")
     try:
         name = str(resolve(root, posixpath.join(posixpath.dirname(image), reference)))
-        return RemoteReader(root, name, offset, length), name, (root.url, name)
+        return _open_remote(root, name, offset, length), name, (root.url, name)
     except NotFound as problem:
         raise MalformedArchive(
             f"{image} needs the file {reference!r}, which is not there",

@@ -50,6 +50,11 @@ class RemoteReader:
             )
 
     @property
+    def name(self) -> str:
+        """The file's name in errors."""
+        return self._pieces.file.shown
+
+    @property
     def version(self) -> str:
         return self._pieces.file.version
 

@@ -8,11 +8,17 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from synvirt.disks import open_reader
+from synvirt.disks.raw.changes import names_of_changed, opening
+from synvirt.disks.roots import raw_spec
+from synvirt.disks.specs import ImageSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, NotFound, SourceUnreachable, SynvirtError, UnsupportedFormat
+from synvirt.programs import run
 from synvirt.remote import places, retrying
 from synvirt.remote.reading import RemoteReader
 from tests.contracts.readers import read, read_all
@@ -223,6 +229,25 @@ def test_a_file_that_changes_in_the_middle_is_an_error_never_a_mixture(nginx: se
     reader.close()
     with pytest.raises(DiskReadFailed, match="not the file that it was"):
         RemoteReader(servers.remote(nginx.url), path.name, version=reader.version)
+
+
+def test_a_file_that_an_image_names_is_another_after_a_restart(nginx: servers.Nginx) -> None:
+    """A worker that begins anew compares what it opens with what the one before it had opened."""
+    base, top = nginx.folder / "base.raw", nginx.folder / "top.qcow2"
+    base.write_bytes(disk_content())
+    run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base.name, "-F", "raw", str(top)], timeout_s=60)
+    root = servers.remote(nginx.url)
+    spec = ImageSpec(format="qcow2", over=raw_spec(root, Path(top.name)), root=root, name=top.name)
+
+    def found() -> tuple[str, ...]:
+        with opening() as files, closing(open_reader(spec)):
+            return files.found
+
+    before = found()
+    assert before == found()
+    assert len(before) == 2
+    os.utime(base, (1, 1))
+    assert names_of_changed(before, found()) == [f"{nginx.url}base.raw"]
 
 
 @pytest.mark.parametrize("etag", ['"v2"', 'W/"v2"', ""])

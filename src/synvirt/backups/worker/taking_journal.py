@@ -37,7 +37,8 @@ class Journal:
         try:
             self._file = path.open("a+b", buffering=0)
             for record in self._read():
-                self._records.setdefault(*_DISK.unpack_from(record), []).append(record)
+                (disk,) = _DISK.unpack_from(record)
+                self._records.setdefault(disk, []).append(record)
             # After the last complete record: an incomplete one would shift those that follow.
             self._file.truncate(self._file.seek(0, 2) // RECORD_BYTES * RECORD_BYTES)
         except OSError:

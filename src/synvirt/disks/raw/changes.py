@@ -1,7 +1,7 @@
 """Whether the files that a disk is read from change meanwhile: also those that an image names, as a backing file or an extent.
 
     with opening() as files:
-        reader = open_reader(spec)     # each plain file of this host that is opened for it is noted
+        reader = open_reader(spec)     # each plain file that is opened for it, here or elsewhere, is noted
     copy(reader, …)
     files.refuse_changed()
 
@@ -35,18 +35,23 @@ class Files:
 
     def __init__(self) -> None:
         self._files: list[tuple[OpenFile, os.stat_result]] = []
+        self._found: dict[str, None] = {}
 
     def add(self, file: OpenFile) -> None:
         """Notes how an open file is now; a device is left out."""
         status = os.fstat(file.descriptor)
         if stat.S_ISREG(status.st_mode):
             self._files.append((file, status))
+            self.add_remote(file.name, f"{status.st_size} {status.st_mtime_ns} {status.st_ino}")
+
+    def add_remote(self, name: str, version: str) -> None:
+        """Notes a file whose reader itself refuses another version."""
+        self._found[f"{name}\n{version}"] = None
 
     @property
     def found(self) -> tuple[str, ...]:
         """Each file as it was when it was opened: the same files give the same texts in each process."""
-        each = (f"{file.name} {status.st_size} {status.st_mtime_ns} {status.st_ino}" for file, status in self._files)
-        return tuple(dict.fromkeys(each))
+        return tuple(self._found)
 
     def refuse_changed(self) -> None:
         """DiskReadFailed, where one of the files was written to since it was opened."""
@@ -65,7 +70,7 @@ class Files:
 
 def names_of_changed(before: Iterable[str], present: Iterable[str]) -> list[str]:
     """The names of the files of one `Files.found` that are not as they are in the other."""
-    return sorted({found.rsplit(" ", 3)[0] for found in set(before) ^ set(present)})
+    return sorted({found.rpartition("\n")[0] for found in set(before) ^ set(present)})
 
 
 _OPENING: ContextVar[Files | None] = ContextVar("opening", default=None)
@@ -86,3 +91,9 @@ def opened(file: OpenFile) -> None:
     """Called for each file that is opened for reading."""
     if (files := _OPENING.get()) is not None:
         files.add(file)
+
+
+def opened_remote(name: str, version: str) -> None:
+    """Called for each remote file that is opened for reading, with the version that it is read at."""
+    if (files := _OPENING.get()) is not None:
+        files.add_remote(name, version)
