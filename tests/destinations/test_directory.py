@@ -211,7 +211,7 @@ def test_a_mount_whose_server_is_gone_is_away_and_stops_no_service(
 
     monkeypatch.setattr(Path, "is_mount", stale)
     destination = DirectoryDestination(tmp_path / "volumes", mount_point=tmp_path)
-    assert not destination.is_mounted()
+    assert destination.why_away() is not None
     volume = destination.volume_name(uuid4(), "disk")
     works: list[Callable[[], object]] = [
         destination.free_bytes,

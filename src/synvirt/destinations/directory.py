@@ -43,11 +43,9 @@ class DirectoryDestination:
         `shut_out`: this process may not open the files of a guest that runs."""
         self.folder, self._mount_point, self._shut_out = folder, mount_point, shut_out
 
-    def is_mounted(self) -> bool:
-        """Whether the folder's file system is there: what is made before it is mounted would lie below it, unseen."""
-        return self._why_away() is None
-
-    def _why_away(self) -> str | None:
+    def why_away(self) -> str | None:
+        """Why the folder's file system is not there; None, if it is. What is made before it is mounted would lie below it,
+        unseen."""
         if self._mount_point is None:
             return None
         try:
@@ -202,7 +200,7 @@ class DirectoryDestination:
         return self.folder / name
 
     def _refuse_unmounted(self) -> None:
-        if (why := self._why_away()) is not None:
+        if (why := self.why_away()) is not None:
             raise DestinationAway(why, hint="mount it: what is in its volumes is there again then")
 
 

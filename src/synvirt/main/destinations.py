@@ -32,7 +32,7 @@ def _destination(chosen: "DestinationSetting", *, shut_out: bool) -> "Destinatio
     match chosen.kind:
         case "directory":
             destination = DirectoryDestination(chosen.path, mount_point=chosen.mount_point, shut_out=shut_out)
-            if destination.is_mounted():
+            if destination.why_away() is None:
                 qemu_user.make(chosen.path)
             return destination
         case "zfs":

@@ -43,7 +43,7 @@ def test_a_restore_waits_for_a_destination_that_is_away(
     (destination,) = place.restore_host.destinations.values()
     assert isinstance(destination, DirectoryDestination)
     away = [True]
-    monkeypatch.setattr(destination, "is_mounted", lambda: not away[0])
+    monkeypatch.setattr(destination, "why_away", lambda: "nothing is mounted" if away[0] else None)
     restored = place.restore(instant=instant_)
     until(lambda: restored.run.error is not None)
     assert restored.run.error is not None
@@ -69,7 +69,7 @@ def test_a_restore_waits_for_a_destination_that_goes_while_it_is_written(
     (destination,) = place.restore_host.destinations.values()
     assert isinstance(destination, DirectoryDestination)
     volumes, elsewhere, opens, opened = place.folder / "volumes", place.folder / "elsewhere", destination.open, []
-    monkeypatch.setattr(destination, "is_mounted", volumes.exists)
+    monkeypatch.setattr(destination, "why_away", lambda: None if volumes.exists() else "nothing is mounted")
 
     def goes(name: str, size_bytes: int) -> WriterSpec:
         opened.append(opens(name, size_bytes))
@@ -92,7 +92,7 @@ def test_a_restore_waits_for_a_destination_that_goes_while_it_is_written(
 
 def test_a_restore_that_waits_for_its_destination_can_be_cancelled(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (destination,) = place.restore_host.destinations.values()
-    monkeypatch.setattr(destination, "is_mounted", lambda: False)
+    monkeypatch.setattr(destination, "why_away", lambda: "nothing is mounted")
     restored = place.restore(instant=False)
     until(lambda: restored.run.error is not None)
     place.backups.runs.cancel(restored.id)
