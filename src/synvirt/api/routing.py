@@ -27,6 +27,7 @@ class Routes(APIRouter):
         return tuple({f"{self._at or ''}{_beginning(route)}" for route in self.routes})
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As in APIRouter: whether a route of this router has the path."""
         path: str = scope["path"]
         may_be = any(each in path for each in self._beginnings) if self._at is None else path.startswith(self._beginnings)
         return super().matches(scope) if may_be else (Match.NONE, {})
