@@ -147,6 +147,7 @@ def ended_at(prompt: bytes, number: int, *arguments: str) -> tuple[int, bool | N
     typed then. SIGHUP: the terminal is closed, and nobody can see that any more."""
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started by nohup
         argv = [sys.executable, "-m", "synvirt", *arguments]
         os.execve(sys.executable, argv, {"PATH": os.environ["PATH"], "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)})
     output = b""
