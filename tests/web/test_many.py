@@ -111,7 +111,7 @@ def test_pages_say_that_the_service_is_away_until_it_is_back(browser: Browser, t
                 expect(page.locator("#away")).to_be_empty()
         before.close()
         for page in pages:
-            expect(page.locator("#away")).to_contain_text("The service does not answer since")
+            expect(page.locator("#away")).to_contain_text("The service has not answered since")
         look_at(pages[0], "away")
         after = Service(tmp_path, listen=address.removeprefix("https://"))
         stack.callback(after.close)
@@ -136,7 +136,7 @@ def test_a_service_that_is_silent_is_away_too(browser: Browser, tmp_path: Path, 
         page.clock.fast_forward(SILENT_MS // 2)
         expect(page.locator("#away")).to_be_empty()
         page.clock.fast_forward(SILENT_MS)
-        expect(page.locator("#away")).to_contain_text("does not answer since")
+        expect(page.locator("#away")).to_contain_text("has not answered since")
 
 
 @pytest.mark.parametrize("path", ["/", "/migrations/{job}"])

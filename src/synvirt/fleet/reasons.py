@@ -33,7 +33,8 @@ _LOST_HOST = "Its host "
 
 
 def is_said_here(state: MemberState, waits_for: str | None, reason: str | None) -> bool:
-    """Whether who leads says what a member waits for. Of one that cuts over its host does, unless that is lost."""
+    """Whether the leading host writes what a member waits for. For one that cuts over, its own host does, unless that is
+    lost."""
     return state is not S.CUTTING_OVER or reason is not None or (waits_for or "").startswith(_LOST_HOST)
 
 
@@ -63,7 +64,11 @@ class Reasons:
 
     def _lost(self, member: str, _now: datetime) -> str | None:
         host = self._standing.facts[member].lost
-        return None if host is None else f"{_LOST_HOST}{host} is lost: it goes on once that is back, or after a take-over."
+        return (
+            None
+            if host is None
+            else f"{_LOST_HOST}{host} is lost: the job goes on once that host is back, or after a take-over."
+        )
 
     def _held(self, _member: str, _now: datetime) -> str | None:
         return self._hold

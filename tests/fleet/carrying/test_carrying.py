@@ -246,7 +246,7 @@ def test_a_member_whose_host_is_lost_says_so_until_that_is_back(
         (seen,) = night.waves.whole(made.id).members
     assert (seen.state, seen.waits_for) == (
         state,
-        "Its host local is lost: it goes on once that is back, or after a take-over.",
+        "Its host local is lost: the job goes on once that host is back, or after a take-over.",
     )
     night.carrying.tick()
     assert "is lost" not in (night.waves.whole(made.id).members[0].waits_for or "")

@@ -1,4 +1,4 @@
-// Says so where the service does not answer: what a page shows of what moves is old then. The stream and the polls go on asking by
+// While the service does not answer, moving figures on the page are old: a line says so. The stream and the polls go on asking by
 // themselves, and the first answer takes the words away.
 "use strict";
 (() => {
@@ -22,7 +22,7 @@
     const now = Date.now();
     if (line.textContent || !(failedAt === null ? listens && now - heardAt > SILENT_MS : now - failedAt >= CUT_MS)) return;
     const since = new Date(failedAt ?? heardAt).toISOString().slice(11, 19);
-    line.textContent = `The service does not answer since ${since} UTC: what is shown here may be old. It goes on by itself once the service answers; if it does not, reload the page.`;
+    line.textContent = `The service has not answered since ${since} UTC: what is shown here may be old. It goes on by itself once the service answers; if it does not, reload the page.`;
   }
   document.addEventListener("htmx:sseOpen", (event) => {
     listens = true;
