@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.api.listening import ELSEWHERE
+from synvirt.cli.client import Client
 from synvirt.cli.listing import at, full_id
 from synvirt.cli.migrating import importing
 from synvirt.cli.options import SHARED, Options
@@ -161,6 +162,25 @@ def test_list(service: Service, run: Run) -> None:
     assert str(first.id) not in page
     cursor = page.split("--cursor ")[1].strip()
     assert str(first.id) in run("migrations", "list", "--cursor", cursor).stdout
+
+
+def test_a_list_names_the_hosts_where_there_are_several(service: Service, run: Run) -> None:
+    first = service.submit()
+    service.store.add(first.model_copy(update={"id": uuid4(), "name": "db01", "host": "kvm-b"}), host="kvm-b")
+    titles, *lines = run("migrations", "list").stdout.splitlines()
+    assert titles.split() == ["ID", "NAME", "STATE", "HOST", "DONE", "CREATED"]
+    assert [line.split()[1:4] for line in lines] == [["db01", "Queued", "kvm-b"], ["web.ova", "Queued", "local"]]
+
+
+def test_a_job_of_which_this_version_knows_little_is_listed(
+    service: Service, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, later_id = service.submit(), str(uuid4())
+    answer = {"items": [{"id": later_id, "later": 1}, known.model_dump(mode="json")], "next_cursor": None}
+    monkeypatch.setattr(Client, "ask", lambda *_, **__: json.dumps(answer))
+    later, job = run("migrations", "list").stdout.splitlines()[1:]
+    assert later.split() == [later_id, "?", "?"]
+    assert job.startswith(str(known.id))
 
 
 @pytest.mark.parametrize("place", ["before", "after"])

@@ -284,13 +284,17 @@ def _table(items: list[dict[str, Any]]) -> None:
     if not items:
         print("There are no migrations")
         return
+    several = any(item.get("host") not in (None, "local") for item in items)
     rows = []
     for item in items:
-        progress = item["progress"]
-        done = f"{sized(progress['bytes_done'])} of {sized(progress['bytes_total'])}" if progress["bytes_total"] else ""
-        state = item["state"] + (" (repair)" if item.get("repair") else "")
-        rows.append((item["id"], shown(item["name"]), state, done, at(item["created_at"])))
-    print_table(("ID", "NAME", "STATE", "DONE", "CREATED"), rows)
+        # A job that another version on another host has written may lack anything but its id.
+        progress = item.get("progress") or {}
+        total = progress.get("bytes_total")
+        done = f"{sized(progress.get('bytes_done', 0))} of {sized(total)}" if total else ""
+        state = item.get("state", "?") + (" (repair)" if item.get("repair") else "")
+        host = (shown(item.get("host") or ""),) if several else ()
+        rows.append((item["id"], shown(item.get("name", "?")), state, *host, done, at(item.get("created_at", ""))))
+    print_table(("ID", "NAME", "STATE", *(("HOST",) if several else ()), "DONE", "CREATED"), rows)
 
 
 def _lost(client: Any, host: str) -> str | None:
