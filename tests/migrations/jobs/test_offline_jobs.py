@@ -324,6 +324,25 @@ class Going(DirectoryDestination):
         return spec
 
 
+def completes_once_mounted_again(house: House, kept: Path, point: Path) -> None:
+    """A job whose destination at `point` goes away reports that, and completes when `kept` is mounted there again."""
+    job = house.intake.submit(offline_plan(imported(house, {DISK: some_disk()})))
+    reported: list[str] = []
+
+    def mount_again() -> None:
+        if (error := house.store.get(job.id).last_error) is not None and not reported:
+            assert not error.fatal, error
+            reported.append(error.message)
+            subprocess.run(["mount", "--bind", kept, point], check=True)
+
+    house.store.on_commit = mount_again
+    ended = house.run(job.id)
+    house.store.on_commit = lambda: None
+    assert [f"nothing is mounted at {point}" in one for one in reported] == [True]
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert house.volume(ended).read_bytes() == some_disk()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
 def test_a_file_system_that_goes_while_it_is_written_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy itself sees only that its file is not there, or an input/output error."""
@@ -337,21 +356,7 @@ def test_a_file_system_that_goes_while_it_is_written_is_waited_for(tmp_path: Pat
         house = House(tmp_path, destination=destination)
         later.callback(lambda: subprocess.run(["umount", "--lazy", point], check=False, capture_output=True))
         subprocess.run(["mount", "--bind", kept, point], check=True)
-        job = house.intake.submit(offline_plan(imported(house, {DISK: some_disk()})))
-        reported: list[str] = []
-
-        def mount_again() -> None:
-            if (error := house.store.get(job.id).last_error) is not None and not reported:
-                assert not error.fatal, error
-                reported.append(error.message)
-                subprocess.run(["mount", "--bind", kept, point], check=True)
-
-        house.store.on_commit = mount_again
-        ended = house.run(job.id)
-        house.store.on_commit = lambda: None
-        assert [f"nothing is mounted at {point}" in one for one in reported] == [True]
-        assert (ended.state, ended.last_error) == (State.COMPLETED, None)
-        assert house.volume(ended).read_bytes() == some_disk()
+        completes_once_mounted_again(house, kept, point)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
@@ -378,22 +383,8 @@ def test_a_file_system_that_goes_while_a_volume_is_read_back_is_waited_for(
             fill(*given)
 
         monkeypatch.setattr(copying_disks, "_filled", without_its_file_system)
-        job = house.intake.submit(offline_plan(imported(house, {DISK: some_disk()})))
-        reported: list[str] = []
-
-        def mount_again() -> None:
-            if (error := house.store.get(job.id).last_error) is not None and not reported:
-                assert not error.fatal, error
-                reported.append(error.message)
-                subprocess.run(["mount", "--bind", kept, point], check=True)
-
-        house.store.on_commit = mount_again
-        ended = house.run(job.id)
-        house.store.on_commit = lambda: None
+        completes_once_mounted_again(house, kept, point)
         assert gone == [point]
-        assert [f"nothing is mounted at {point}" in one for one in reported] == [True]
-        assert (ended.state, ended.last_error) == (State.COMPLETED, None)
-        assert house.volume(ended).read_bytes() == some_disk()
 
 
 @contextmanager
