@@ -44,8 +44,9 @@ from synvirt.disks.specs import (
     written,
 )
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
+from synvirt.jobs import dataclass_json
 from synvirt.jobs.activity import Yielding
-from synvirt.jobs.orders import PREPARING, SOURCE_FILES, WANTED_RATE, CopyOrder, DiskOrder, GivenRate
+from synvirt.jobs.orders import PREPARING, SOURCE_FILES, WANTED_RATE, CopyOrder, DiskOrder, GivenRate, SourceFiles
 from synvirt.jobs.wire import Flushed, Moved, Result, Wire
 from synvirt.repository.specs import PointSpec
 
@@ -350,7 +351,8 @@ def _opened(disk: DiskOrder, openers: Openers, wire: Wire, pace: Pace) -> Iterat
         if not disk.still:
             files = Files()
         elif files.found:
-            wire.say(Result(name=SOURCE_FILES, content={"key": disk.key, "files": list(files.found)}))
+            opened = SourceFiles(key=disk.key, files=files.found)
+            wire.say(Result(name=SOURCE_FILES, content=dataclass_json.plain(opened)))
         writer = openers.writer(disk.writer)
         stack.callback(writer.close)
         if disk.fresh and isinstance(disk.reader, NbdSpec | NbdTlsSpec) and isinstance(disk.writer, FileWriterSpec):

@@ -42,10 +42,10 @@ class Files:
         status = os.fstat(file.descriptor)
         if stat.S_ISREG(status.st_mode):
             self._files.append((file, status))
-            self.add_remote(file.name, f"{status.st_size} {status.st_mtime_ns} {status.st_ino}")
+            self.note(file.name, f"{status.st_size} {status.st_mtime_ns} {status.st_ino}")
 
-    def add_remote(self, name: str, version: str) -> None:
-        """Notes a file whose reader itself refuses another version."""
+    def note(self, name: str, version: str) -> None:
+        """Notes a file by its version only: a remote one's reader itself refuses another version."""
         self._found[f"{name}\n{version}"] = None
 
     @property
@@ -96,4 +96,4 @@ def opened(file: OpenFile) -> None:
 def opened_remote(name: str, version: str) -> None:
     """Called for each remote file that is opened for reading, with the version that it is read at."""
     if (files := _OPENING.get()) is not None:
-        files.add_remote(name, version)
+        files.note(name, version)
