@@ -15,8 +15,8 @@ _WORDS = (
     r"soap[_-]session|signature"
 )
 _SECRET_NAME = re.compile(rf"{_WORDS}|authori[sz]ation|cookie|sealed", re.I)
-# Fields that say where a secret is.
-_NAME_OF_A_PATH = re.compile(r"_file\Z", re.I)
+# The end of a field's name that says where a secret is.
+_PATH_SUFFIX = "_file"
 # \bpwd, \bsig: short words that are also parts of longer, harmless words.
 _NAME = rf"(?:{_WORDS}|AuthCookie|\bpwd\b|\bsig\b|:key\b)[\w.-]{{0,40}}"
 _VALUE = r"\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"'}\]]+"
@@ -82,4 +82,4 @@ def redacted(value: Any, *, known: tuple[str, ...] = ()) -> Any:
 
 
 def _is_secret(name: str) -> bool:
-    return _SECRET_NAME.search(name) is not None and _NAME_OF_A_PATH.search(name) is None
+    return _SECRET_NAME.search(name) is not None and not name.lower().endswith(_PATH_SUFFIX)

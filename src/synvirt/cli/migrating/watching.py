@@ -218,8 +218,8 @@ def held_until(job: Migration) -> str:
 def described(progress: Progress, *, state: str | None = None, ended: bool = False) -> str:
     """Between two deltas, and at the end, nothing is copied: then there is no rate and no remaining time."""
     done, total = progress.bytes_done, progress.bytes_total
-    parts = [f"{percent(done, total)} %" if total else "…", f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}"]
-    if ended or (progress.bytes_done >= progress.bytes_total > 0 and (state == State.DELTA_SYNCING or not progress.rate_bps)):
+    parts = [f"{percent(done, total)} %" if total else "…", f"{sized(done)} of {sized(total)}"]
+    if ended or (done >= total > 0 and (state == State.DELTA_SYNCING or not progress.rate_bps)):
         return ", ".join(parts)
     parts.append(f"{sized(progress.rate_bps)}/s")
     if progress.eta_s is not None and progress.bytes_done < progress.bytes_total:
