@@ -15,6 +15,16 @@ _NAME_BYTES = 8
 _BY_PROCESS = re.compile(r"\.(?:sessions|tls\.crt|tls\.key|users)\.([1-9][0-9]{0,6})")
 
 
+def sync_file(path: Path) -> None:
+    """Makes the file's bytes durable, whoever wrote them. OSError, also for an error of an earlier write-back that nobody has
+    seen yet (errseq_t: a descriptor that is opened later reports it)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes what was created, renamed or removed in the folder survive a power cut (fsync(2), «Notes»)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

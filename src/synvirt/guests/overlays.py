@@ -8,13 +8,12 @@ Overlays work on every destination, and need only space for what is changed. `qe
 twice, as a committed overlay still has all its data.
 """
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from synvirt.cage.launch import image_tool
-from synvirt.durable import sync_folder
+from synvirt.durable import sync_file, sync_folder
 from synvirt.errors import V2vFailed
 from synvirt.guests import AdoptFailed
 from synvirt.programs import NO_SPACE, ProgramFailed, end_users, run
@@ -89,11 +88,7 @@ def remove(folder: Path) -> None:
 def _flush(device: str) -> None:
     # qemu-img has flushed a device that is no path (rbd:pool/image) when it closed it; this host has no cache of it.
     if Path(device).is_absolute():
-        descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(Path(device))
 
 
 def _run(argv: list[str]) -> None:

@@ -10,8 +10,8 @@ class Passthrough(Protocol):
 
     - `serves()`: whether it is used on this host. InvalidPlan, where it is required and does not work.
     - `import_into(name, source, wanted_bytes, moved, stop)`: writes the VM at `source` as raw files, about `wanted_bytes` of
-      them, into a folder of that name, which each call makes again. Calls `moved` with the part that is done, 0 to 1.
-      DiskReadFailed, DiskWriteFailed, Cancelled. If this process dies, the program dies too.
+      them, into a folder of that name, which each call makes again; durable on return. Calls `moved` with the part that is
+      done, 0 to 1. DiskReadFailed, DiskWriteFailed, Cancelled. If this process dies, the program dies too.
     - `disks(name)`: the files that it made, in no particular order.
     - `discard(name)`: removes all of that name. Idempotent.
     """

@@ -1,6 +1,7 @@
 """Hyper-V exports through whole jobs, both ways: by our own readers, and by an outside tool with every sort of manners."""
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from synvirt.errors import BadRequest
+from synvirt.errors import BadRequest, DiskWriteFailed
 from synvirt.jobs.process import started
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import State
-from synvirt.offline.hyperv.tool import vmcx_tool
+from synvirt.offline.hyperv import tool as tool_module
+from synvirt.offline.hyperv.tool import VmcxTool, vmcx_tool
 from synvirt.settings import Settings, load
 from synvirt.sizes import MIB
 from tests.house import Crash, House, crash_at, offline_plan, states
@@ -336,3 +338,34 @@ def test_cancelled_after_a_kill_nothing_of_the_tool_is_left(tmp_path: Path) -> N
     assert house.store.ledger(job.id) == []
     check_tidy(house, ended)
     house.close()
+
+
+def test_what_the_tool_wrote_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is noted in the store, which is durable, and the tool does not run again: a hole would be copied as zeros."""
+    tool = VmcxTool(tmp_path / "data/passthrough", way="tool")
+    made = tool.folder / "a job"
+    synced: list[Path] = []
+
+    def run(*_: object, cwd: Path, **__: object) -> None:
+        for name in ("web-sda", "web-sdb", "web.xml"):
+            (cwd / name).write_bytes(b"disk")
+
+    monkeypatch.setattr(tool_module, "run", run)
+    monkeypatch.setattr(VmcxTool, "_caged", lambda *_: [])
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    tool.import_into("a job", tmp_path / "an export", 0, lambda _: None, lambda: False)
+    assert synced == [made / "web-sda", made / "web-sdb", made, made.parent, made.parent.parent]
+
+
+def test_what_the_tool_wrote_and_no_disk_took_is_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full or failing disk may say so only when it is asked to keep what it has."""
+    tool = VmcxTool(tmp_path / "data/passthrough", way="tool")
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(tool_module, "run", lambda *_, **__: None)
+    monkeypatch.setattr(VmcxTool, "_caged", lambda *_: [])
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(DiskWriteFailed, match="cannot be kept: Input/output error"):
+        tool.import_into("a job", tmp_path / "an export", 0, lambda _: None, lambda: False)

@@ -38,7 +38,7 @@ from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.disks.specs import BlockWriterSpec
-from synvirt.durable import sync_folder
+from synvirt.durable import sync_file, sync_folder
 from synvirt.errors import (
     BackupConflict,
     BackupNotFound,
@@ -258,8 +258,7 @@ class _Restored:
                 status = path.stat()
                 os.chown(swap.staged, status.st_uid, status.st_gid)
                 Path(swap.staged).chmod(stat.S_IMODE(status.st_mode))
-            with Path(swap.staged).open("rb") as file:
-                os.fsync(file.fileno())
+            sync_file(Path(swap.staged))
             sync_folder(path.parent)  # `_swap` takes a file that is not there for one that has its place
         except OSError as error:
             raise DiskWriteFailed(f"{path.name} cannot be restored: {error.strerror}") from error

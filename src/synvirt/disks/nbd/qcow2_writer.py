@@ -15,7 +15,7 @@ from synvirt.cage.scratch import scratch_folder
 from synvirt.copying import Bucket, Copied
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.disks.raw.files import HINTS
-from synvirt.durable import sync_folder
+from synvirt.durable import sync_file, sync_folder
 from synvirt.errors import DiskWriteFailed
 from synvirt.programs import ProgramFailed, run
 
@@ -49,8 +49,7 @@ def write_qcow2(
     try:
         with scratch_folder("qcow2") as folder, contextlib.closing(server):
             _convert(server.listen(folder / "socket"), path, stop)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(path)
         sync_folder(path.parent)
     except ProgramFailed as failed:
         if server.failure is not None:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from synvirt.cage.appliance import CACHE, converter, shown_kernel
 from synvirt.cage.scratch import scratch_folder
+from synvirt.durable import sync_file, sync_folder
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
 from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, end_users, find, refuse_missing, run
 from synvirt.settings import Settings
@@ -70,7 +71,7 @@ class VmcxTool:
         self, name: str, source: Path, wanted_bytes: int, moved: Callable[[float], None], stop: Callable[[], bool]
     ) -> None:
         """Imports the whole VM into the folder `name`, which it makes again; calls `moved` with the part that is done, from 0
-        to 1.
+        to 1. Durable on return, as the tool does not run again.
 
         DiskReadFailed: the tool failed, with its last messages. DiskWriteFailed: `wanted_bytes` do not fit. Cancelled.
         """
@@ -93,6 +94,17 @@ class VmcxTool:
                 )
         except ProgramFailed as problem:
             raise self._failed(problem, output.error, source, target) from problem
+        self._keep(name)
+
+    def _keep(self, name: str) -> None:
+        """A power cut would leave holes where a file was not written back, and they would be copied as zeros."""
+        try:
+            for file in self.disks(name):
+                sync_file(file)
+            for folder in (self.folder / name, self.folder, self.folder.parent):
+                sync_folder(folder)
+        except OSError as problem:
+            raise DiskWriteFailed(f"what the conversion tool wrote cannot be kept: {problem.strerror}") from problem
 
     def disks(self, name: str) -> list[Path]:
         """The files that may be disks, by name. Links and devices do not count: the target of a link would become a disk."""
