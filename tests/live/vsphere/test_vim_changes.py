@@ -24,8 +24,8 @@ class Host:
 
     host = "vc"
 
-    def __init__(self, changed: list[tuple[int, int]], answers_: list[tuple[int, int]]) -> None:
-        self.changed, self.answers = changed, iter(answers_)
+    def __init__(self, changed: list[tuple[int, int]], answers_: list[tuple[int, int]], since: str = "a/1") -> None:
+        self.changed, self.answers, self.since = changed, iter(answers_), since
         self.told: set[int] = set()
         self.ends = False
 
@@ -39,7 +39,7 @@ class Host:
         return use(None)
 
     def query(self, *, snapshot: str, deviceKey: int, startOffset: int, changeId: str) -> Any:  # noqa: N803
-        assert (snapshot, deviceKey, changeId) == ("snapshot-1", KEY, "a/1")
+        assert (snapshot, deviceKey, changeId) == ("snapshot-1", KEY, self.since)
         behind, length = next(self.answers, (0, SIZE))
         start = startOffset + behind
         self.ends |= start + length <= startOffset
@@ -118,5 +118,21 @@ def test_a_tracking_that_began_again_is_not_asked(present: str | None, since: st
         assert changes.changed(host, "vm-1", "snapshot-1", disk, since) == ((10, 5),)
         return
     with pytest.raises(CbtReset, match="restarted its change tracking"):
+        changes.changed(host, "vm-1", "snapshot-1", disk, since)
+    assert host.told == set()
+
+
+@pytest.mark.parametrize(
+    ("present", "since", "is_known"),
+    [("a/10", "a/9", True), ("a/9", "a/9", True), ("a/9", "a/10", False), ("a/b", "a/1", False)],
+)
+def test_a_disk_that_has_gone_back_is_not_asked(present: str, since: str, is_known: bool) -> None:
+    """A VM that was reverted to a snapshot: what it lost since is no write, and no host lists it as changed."""
+    host: Any = Host([(10, 5)], [], since)
+    disk = SimpleNamespace(key=KEY, capacityInBytes=SIZE, backing=SimpleNamespace(changeId=present))
+    if is_known:
+        assert changes.changed(host, "vm-1", "snapshot-1", disk, since) == ((10, 5),)
+        return
+    with pytest.raises(CbtReset, match="has gone back from"):
         changes.changed(host, "vm-1", "snapshot-1", disk, since)
     assert host.told == set()

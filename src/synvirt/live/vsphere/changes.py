@@ -3,7 +3,8 @@
     enable tracking ─▶ stun (a snapshot made and removed: only then does the host track) ─▶ snapshot ─▶ change ids, areas
 
 VMware's «Virtual Disk Development Kit Programming Guide», chapter on changed block tracking. A change id is `<uuid>/<number>`:
-another uuid means that the host began its tracking again, and its answers about older ids cannot be trusted.
+another uuid means that the host began its tracking again, and its answers about older ids cannot be trusted. Neither can those
+about an id with a higher number than the snapshot's own: the disk has gone back since.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -254,6 +255,11 @@ def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since:
             f"disk {disk.key} of {vm_id}: the host restarted its change tracking since {since}",
             hint="the whole disk is compared once; a host that crashed, or a snapshot that was reverted, does this",
         )
+    if _number(present) < _number(since):
+        raise CbtReset(
+            f"disk {disk.key} of {vm_id}: its change tracking has gone back from {since} to {present}",
+            hint="the whole disk is compared once; a VM that was reverted to a snapshot does this",
+        )
     try:
         return _areas(session, vm_id, snapshot_id, disk, since)
     except Internal as error:
@@ -261,6 +267,12 @@ def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since:
         if isinstance(error.__cause__, library().vmodl.fault.NotSupported):
             raise CbtUnsupported(error.detail, hint=hint) from error
         raise CbtReset(f"disk {disk.key} of {vm_id}: {error.detail}", hint=hint) from error
+
+
+def _number(change_id: str) -> int:
+    """It grows with each snapshot. A revert takes it back with the disk's bytes, and lists none of these as changed."""
+    number = change_id.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def allocated(session: VimSession, vm_id: str, snapshot_id: str, disk: Any) -> tuple[tuple[int, int], ...] | None:
