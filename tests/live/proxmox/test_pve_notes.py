@@ -2,34 +2,46 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from synvirt.disks.specs import ChangedSpec, NbdSpec
+from synvirt.errors import CbtReset
+from synvirt.live.holding import Hold
+from synvirt.live.proxmox import farewell
+from synvirt.live.proxmox.cluster import Cluster
 from synvirt.live.proxmox.farewell import Notes, Stopped
+from synvirt.live.proxmox.reading import Reading
 
 FIRST, SECOND = "synvirt-job-1", "synvirt-job-2"
 AREAS = {f"{FIRST}.scsi0": [(0, 65536), (1 << 30, 512)], f"{FIRST}.scsi1": [], f"{SECOND}.scsi0": [(4096, 4096)]}
+VOLUMES = {"scsi0": "local:100/vm-100-disk-0.qcow2", "scsi1": "local:100/vm-100-disk-1.qcow2"}
+BOOT, DATA = VOLUMES.values()
 
 
 def test_changes_are_known_until_the_guest_is_started(tmp_path: Path) -> None:
     notes = Notes(tmp_path / "notes")
-    assert notes.since("100", "a start", f"{FIRST}.scsi0") is None
-    notes.put("100", "a start", AREAS)
+    assert notes.since("100", "a start", f"{FIRST}.scsi0", BOOT) is None
+    notes.put("100", "a start", AREAS, VOLUMES)
     again = Notes(tmp_path / "notes")
-    assert again.since("100", "a start", f"{FIRST}.scsi0") == ((0, 65536), (1 << 30, 512))
-    assert again.since("100", "a start", f"{FIRST}.scsi1") == (), "nothing changed there, which is known"
-    assert again.since("100", "a start", f"{FIRST}.scsi2") is None
-    assert again.since("100", "a later start", f"{FIRST}.scsi0") is None
-    assert again.since("101", "a start", f"{FIRST}.scsi0") is None
+    assert again.since("100", "a start", f"{FIRST}.scsi0", BOOT) == ((0, 65536), (1 << 30, 512))
+    assert again.since("100", "a start", f"{FIRST}.scsi1", DATA) == (), "nothing changed there, which is known"
+    assert again.since("100", "a start", f"{FIRST}.scsi2", DATA) is None
+    assert again.since("100", "a later start", f"{FIRST}.scsi0", BOOT) is None
+    assert again.since("101", "a start", f"{FIRST}.scsi0", BOOT) is None
+    assert again.since("100", "a start", f"{FIRST}.scsi0", DATA) is None, "another disk is attached there by now"
 
 
 def test_the_changes_of_a_snapshot_go_with_it_and_those_of_another_stay(tmp_path: Path) -> None:
     notes = Notes(tmp_path)
-    notes.put("100", "a start", AREAS)
+    notes.put("100", "a start", AREAS, VOLUMES)
     notes.forget("100", FIRST)
-    assert notes.since("100", "a start", f"{FIRST}.scsi0") is None
-    assert notes.since("100", "a start", f"{SECOND}.scsi0") == ((4096, 4096),)
+    assert notes.since("100", "a start", f"{FIRST}.scsi0", BOOT) is None
+    assert notes.since("100", "a start", f"{SECOND}.scsi0", BOOT) == ((4096, 4096),)
     notes.forget("100", SECOND)
     notes.forget("100", SECOND)
     assert list(tmp_path.iterdir()) == []
@@ -53,7 +65,7 @@ def test_a_note_is_whole_or_the_one_before(tmp_path: Path, monkeypatch: pytest.M
     """A node whose name is lost keeps the files of its snapshot for ever."""
     notes = Notes(tmp_path)
     notes.held_on(FIRST, "node-a")
-    notes.put("100", "a start", AREAS)
+    notes.put("100", "a start", AREAS, VOLUMES)
     notes.stop("100", "a start", None)
 
     def fail(_: int) -> None:
@@ -61,7 +73,7 @@ def test_a_note_is_whole_or_the_one_before(tmp_path: Path, monkeypatch: pytest.M
 
     writes: tuple[Callable[[], object], ...] = (
         lambda: notes.held_on(FIRST, "node-b"),
-        lambda: notes.put("100", "a later start", {}),
+        lambda: notes.put("100", "a later start", {}, {}),
         lambda: notes.stop("100", "a later start", None),
     )
     with monkeypatch.context() as patched:
@@ -70,7 +82,72 @@ def test_a_note_is_whole_or_the_one_before(tmp_path: Path, monkeypatch: pytest.M
             with pytest.raises(OSError, match="no space"):
                 write()
     assert notes.held_on(FIRST, None) == "node-a"
-    assert notes.since("100", "a start", f"{SECOND}.scsi0") == ((4096, 4096),)
+    assert notes.since("100", "a start", f"{SECOND}.scsi0", BOOT) == ((4096, 4096),)
     assert notes.stopped("100") == Stopped("a start", None)
     notes.let_go(FIRST)
     assert notes.held_on(FIRST, None) is None
+
+
+# ── what they are good for ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Node:
+    """What the API tells of VM 100, which runs until it is powered off."""
+
+    def __init__(self) -> None:
+        self.volume, self.state = BOOT, "running"
+        self.started = ["UPID:pve1:00001267:00000000:65000000:qmstart:100:root@pam:"]
+
+    def get(self, path: str, **_: object) -> Any:
+        match path.rpartition("/")[2]:
+            case "config":
+                return {"scsi0": f"{self.volume},size=1G"}
+            case "tasks":
+                return [{"upid": upid, "type": "qmstart"} for upid in reversed(self.started)]
+            case _:
+                return {"status": self.state}
+
+    def post(self, path: str, **_: object) -> str:
+        self.state = "stopped"
+        return path
+
+    def wait(self, *_: object) -> None: ...
+
+
+def test_a_disk_on_another_volume_is_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its guest wrote until its end counts for the volume that it had then, whatever its key and its size."""
+    whole = NbdSpec(uri="nbd+unix:///x?socket=/x")
+    monkeypatch.setattr(Reading, "_kept_alive", lambda _: nullcontext(True))
+    monkeypatch.setattr(Reading, "qmp", lambda _: nullcontext(SimpleNamespace(ask=lambda _: None)))
+    monkeypatch.setattr(Reading, "_served", lambda *_: whole)
+    monkeypatch.setattr(farewell, "changes", lambda *_: AREAS)
+    api: Any = Node()
+    unused: Any = None
+    reading = Reading(
+        Cluster(api),
+        unused,
+        {"vmid": 100, "node": "pve1"},
+        notes=Notes(tmp_path),
+        other=unused,
+        options=unused,
+        frozen=lambda: nullcontext(Hold()),
+    )
+    reading.shut_down(0, "force")
+    assert reading.open("synvirt-job-3", "scsi0", SECOND) == ChangedSpec(over=whole, areas=((4096, 4096),))
+    api.volume = "other:vm-100-disk-7"
+    with pytest.raises(CbtReset, match="or the disk to another volume"):
+        reading.open("synvirt-job-3", "scsi0", SECOND)
+
+
+def test_a_start_is_seen_whose_node_s_clock_was_set_back() -> None:
+    """Tasks have times of the wall clock: the newest start by them may not be the last one."""
+    api: Any = Node()
+
+    def last() -> str:
+        return Cluster(api).last_start({"vmid": 100, "node": "pve1"})
+
+    before = last()
+    api.started.append("UPID:pve1:00001268:00000000:64000000:qmstart:100:root@pam:")
+    assert (after := last()) != before
+    api.started.append("UPID:pve1:00001269:00000000:66000000:qmstart:100:root@pam:")
+    assert last() not in (before, after)

@@ -192,14 +192,16 @@ class Cluster:
         return {str(one.get("storage", "")): str(one.get("type", "")) for one in listed}
 
     def last_start(self, row: dict[str, Any]) -> str:
-        """The newest task by which it was started, and its node: tasks on another node belong to that node."""
+        """The newest task by which it was started, and its node: tasks on another node belong to that node. Also the one that
+        ended last, where that is another one: the node's clock was set back between them."""
         node = quote(str(row.get("node", "")), safe="")
         listed = rows(
             self.api.get(f"/nodes/{node}/tasks", vmid=row.get("vmid"), source="all", limit=TASKS_MOST), "a node's tasks"
         )
         started = [str(one.get("upid", "")) for one in listed if one.get("type") in STARTS]
         newest = max(started, key=_started_at, default="never")
-        return f"{row.get('node', '')} {newest}"
+        # The node lists them by their ends, the last one first.
+        return " ".join(dict.fromkeys([str(row.get("node", "")), newest, *started[:1]]))
 
     def refuse_locked(self, row: dict[str, Any], config: dict[str, Any]) -> None:
         """SourceUnreachable, while Proxmox VE has the VM locked: it is tried again later."""

@@ -3,8 +3,8 @@
 Bitmaps are in QEMU's memory, and end with it. Proxmox VE's qmeventd ends a QEMU whose guest has shut down, unless a backup is
 running, which vzdump reports on its socket: `{"vzdump": {"vmid": "100"}}`, for as long as the connection lasts (qemu-server,
 qmeventd/qmeventd.c: handle_vzdump_handshake, cleanup_client). We do the same for the seconds that it takes to read the bitmaps.
-Their content is noted in a file of the service, with the VM's last start: a VM that was started later may have made changes
-that no bitmap has.
+Their content is noted in a file of the service, with the VM's last start and the volumes of its disks: a VM that was started
+later may have made changes that no bitmap has, and a disk that was put on another volume since is another disk.
 """
 
 import contextlib
@@ -107,15 +107,16 @@ class Notes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, vm_id: str, last_start: str, areas: Areas) -> None:
-        """Durable on return; a reader meanwhile gets the older file."""
-        self._put(self._path(vm_id), json.dumps({"last_start": last_start, "areas": areas}).encode())
+    def put(self, vm_id: str, last_start: str, areas: Areas, volumes: Mapping[str, str]) -> None:
+        """`volumes`: of the disks, by key. Durable on return; a reader meanwhile gets the older file."""
+        noted = {"last_start": last_start, "areas": areas, "volumes": dict(volumes)}
+        self._put(self._path(vm_id), json.dumps(noted).encode())
 
-    def since(self, vm_id: str, last_start: str, export: str) -> tuple[tuple[int, int], ...] | None:
-        """The changes since that snapshot, if they are known, and the VM was not started since."""
+    def since(self, vm_id: str, last_start: str, export: str, volume: str) -> tuple[tuple[int, int], ...] | None:
+        """The changes since that snapshot, if they are known, the VM was not started since, and its disk is on this volume."""
         try:
             found: Mapping[str, Any] = json.loads(self._path(vm_id).read_text())
-            if found["last_start"] != last_start:
+            if (found["last_start"], found["volumes"][export.rpartition(".")[2]]) != (last_start, volume):
                 return None
             return tuple((int(start), int(length)) for start, length in found["areas"][export])
         except (OSError, ValueError, KeyError, TypeError):
@@ -129,7 +130,7 @@ class Notes:
         except (OSError, ValueError, KeyError, AttributeError):
             return
         if left:
-            self.put(vm_id, found["last_start"], left)
+            self.put(vm_id, found["last_start"], left, found.get("volumes", {}))
         else:
             self._path(vm_id).unlink(missing_ok=True)
 

@@ -239,7 +239,7 @@ class Reading:
         areas: tuple[tuple[int, int], ...] | None = None
         if since is not None:
             last_start = self._cluster.last_start(self._row)
-            areas = self._notes.since(self.vm_id, last_start, bitmaps.export_name(since, drive.key))
+            areas = self._notes.since(self.vm_id, last_start, bitmaps.export_name(since, drive.key), drive.volume)
             if areas is None:
                 raise self._reset(drive.key, since)
         spec = self._served(name, drive)
@@ -248,7 +248,7 @@ class Reading:
     def _reset(self, key: str, since: str) -> CbtReset:
         return CbtReset(
             f"disk {key} of {self.what}: what changed since {since} is not known any more: bitmaps are in QEMU's memory, and "
-            "it was ended, started again or moved to another node since"
+            "it was ended, started again or moved to another node since, or the disk to another volume"
         )
 
     def _served(self, name: str, drive: Drive) -> NbdSpec:
@@ -331,6 +331,7 @@ class Reading:
         asked_s = HELD_S if manner == "hold" and ha_state(status) else timeout_s + SETTLE_S
         # From before: a start during this invalidates the notes.
         last_start = self._cluster.last_start(self._row)
+        volumes = {drive.key: drive.volume for drive in drives(self._cluster.config(self._row))}
         stopped = self._stopped_before(status, last_start)
         with self._kept_alive() as watched:
             if stopped is not None:
@@ -352,7 +353,7 @@ class Reading:
                 failed = None if upid is None else self._cluster.failed(upid)
                 raise Internal(f"{self.what} does not shut down{f': {failed.detail}' if failed else ''}")
         if areas:
-            self._notes.put(self.vm_id, last_start, areas)
+            self._notes.put(self.vm_id, last_start, areas, volumes)
         self._notes.forget_stop(self.vm_id)
 
     def _is_suspended(self) -> bool:
