@@ -1,5 +1,6 @@
 """A reader that is made to misbehave on purpose: in the cage each way fails, and what a copy needs goes on working."""
 
+import errno
 import json
 import os
 import signal
@@ -113,6 +114,14 @@ def test_programs_run_in_the_same_cage(tmp_path: Path) -> None:
     cage: dict[str, object] = {"reads": [str(tmp_path / "own")], "programs": True, "network": "local"}
     assert child(run.format(repr(str(tmp_path / "own"))), **cage)["found"] == "image"
     assert child(run.format("'/etc/shadow'"), **cage)["found"] == "nothing"
+
+
+@pytest.mark.parametrize("programs", [False, True])
+def test_calls_whose_flags_no_filter_can_read_seem_to_be_missing(programs: bool) -> None:
+    """clone3 has its flags in memory: it could ask for namespaces."""
+    needs("seccomp")
+    does = "(ctypes.CDLL(None, use_errno=True).syscall(435, 0, 0), ctypes.get_errno())"
+    assert child(does, programs=programs)["found"] == str((-1, errno.ENOSYS))
 
 
 def test_a_program_starts_with_no_input_and_nobody_to_tell() -> None:

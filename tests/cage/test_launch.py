@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from synvirt.guests import overlays
 from synvirt.programs import ProgramFailed, run
 from tests.cage.test_cage import needs
 
+# The call's number on x86_64, and its flag for a namespace of users (sched.h).
+CLONE, CLONE_NEWUSER = 56, 0x10000000
 # A program that was taken over by what it read, as a tool of another language would be: nothing of ours runs in it.
 MISBEHAVIOUR = {
     "reads the password hashes": "open('/etc/shadow').read()",
@@ -27,6 +30,9 @@ MISBEHAVIOUR = {
     "ends the service": "os.kill({service}, 9)",
     "gets more rights": "os.setuid(0) or open('/etc/shadow')",
     "has its child do it": "__import__('subprocess').run(['cat', '/etc/shadow'], check=True)",
+    "has all rights in a namespace of its own": (
+        f"__import__('ctypes').CDLL(None).syscall({CLONE}, {CLONE_NEWUSER | signal.SIGCHLD}, 0, 0, 0, 0) < 0 and os.chroot('/')"
+    ),
     "mounts": "__import__('ctypes').CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, 0) and 1 / 0",
 }
 

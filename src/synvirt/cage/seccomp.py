@@ -20,13 +20,16 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENT_AT = 0, 4, 16
 _X86_64, _X32_BIT = 0xC000003E, 0x40000000
 _CLONE_THREAD = 0x10000
+# include/uapi/linux/sched.h: mounts, cgroups, names, IPC, users, processes, networks. In a namespace of users a process has all
+# capabilities, and reaches parts of the kernel that only root's processes reach outside.
+_CLONE_NAMESPACES = 0x20000 | 0x7E000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 # arch/x86/entry/syscalls/syscall_64.tbl
 _ALWAYS: Final = {
     "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "pidfd_getfd": 438,
     "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "open_tree": 428, "move_mount": 429, "fsopen": 430,
-    "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442,
+    "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "open_tree_attr": 467, "quotactl_fd": 443,
     "unshare": 272, "setns": 308, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323,
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "add_key": 248, "request_key": 249, "keyctl": 250, "open_by_handle_at": 304, "name_to_handle_at": 303,
@@ -59,9 +62,10 @@ def restrict(*, sockets: Iterable[int], programs: bool) -> None:
     refused = {**_ALWAYS, **_MESSAGING, **({} if programs else _PROGRAMS)}
     for number in refused.values():
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+    # glibc starts threads and processes by clone where clone3 is missing. A filter can read clone's flags; clone3's are in memory.
+    code += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
+    code += _unless(_CLONE, [(_JUMP_ANY_BIT, 0, 1, _CLONE_NAMESPACES)], argument=0)
     if not programs:
-        # glibc starts threads by clone where clone3 is missing. A filter can read clone's flags; clone3's are in memory.
-        code += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
         code += _unless(_CLONE, [(_JUMP_ANY_BIT, 1, 0, _CLONE_THREAD)], argument=0)
     families = sorted(sockets)
     for number in (_SOCKET, _SOCKETPAIR):
