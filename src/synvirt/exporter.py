@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synvirt.cage import enter
+from synvirt.cage.scratch import housed
 from synvirt.disks import open_reader
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
@@ -96,7 +97,7 @@ def _opened(order: ExportOrder) -> list[NbdServer]:
     activity = Activity(folder / ACTIVITY)
     (folder / ACTIVITY).chmod(0o644)
     permit(order.outgoing)
-    enter(_cage(order))  # before threads start, and before a byte of the source is read
+    enter(housed(_cage(order)))  # before threads start, and before a byte of the source is read
     servers, open_disk = [], _opener(order)
     for number, spec in enumerate(order.disks):
         reader = open_disk(spec)

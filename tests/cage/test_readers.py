@@ -44,11 +44,12 @@ INITIATOR = "iqn.2024-01.org.synvirt:host"
 CHILD = """
 import hashlib, json, sys
 from synvirt.cage import enter
+from synvirt.cage.scratch import housed
 from synvirt.disks import open_reader
 from synvirt.jobs.caging import cage_of
 from synvirt.jobs.orders import CopyOrder
 order = CopyOrder.from_line(sys.stdin.buffer.read())
-held = enter(cage_of(order))
+held = enter(housed(cage_of(order)))
 reader = open_reader(order.disks[0].reader)
 buffer = bytearray(reader.size)
 reader.read_into(0, memoryview(buffer))

@@ -4,12 +4,15 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from synvirt.disks.specs import FileWriterSpec, QemuSpec
+from synvirt.errors import SynvirtError
 from synvirt.jobs import process
-from synvirt.jobs.orders import CopyOrder
+from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import Ended, WorkerDied
 
 PASSWORD = "correct-horse-battery-staple"
@@ -69,3 +72,29 @@ def test_a_worker_that_ends_before_its_order_is_carried_out_has_died(tmp_path: P
     assert died.returncode == 0
     with pytest.raises(WorkerDied, match="exit code 0"):
         died.check()
+
+
+def test_nothing_stays_of_the_temporary_folder_of_a_worker_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot remove its own: in its cage it writes in that folder, and not beside it."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "image").write_bytes(bytes(1 << 20))
+    writer = FileWriterSpec(path=str(tmp_path / "volume"), size_bytes=512)
+    disk = DiskOrder(key="a", reader=QemuSpec(driver="qed", path=str(tmp_path / "image")), writer=writer)
+    made: list[str] = []
+
+    async def ended() -> Ended:
+        async def heard(message: object) -> None: ...
+
+        async with process.started() as worker:
+            found = await worker.carry_out(CopyOrder(disks=(disk,)), heard, lambda: False)
+            made.extend(one.name for one in (tmp_path / "tmp").iterdir())
+            return found
+
+    with pytest.raises(SynvirtError):
+        asyncio.run(ended()).check()
+    assert len(made) == 1
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -60,7 +60,8 @@ class Cage:
     `as_root`: it stays the user that it is, because its peers check that. `files_as_service`: it becomes another user, but
     makes and opens files as the service's user (setfsuid(2)); programs that it starts do not. `opened`: descriptors of more
     files that it may read; `enter` closes them. `exact`: resolved paths of more; a path that leads through a symbolic link by
-    now is left out. `memory_bytes`: of address space. `cpu_s`, `written_bytes` (of one file): None, where only the size of the
+    now is left out. `temporary`: it and its programs make temporary files, in a folder of their own (`scratch.housed`).
+    `memory_bytes`: of address space. `cpu_s`, `written_bytes` (of one file): None, where only the size of the
     work limits it."""
 
     reads: tuple[str, ...] = ()
@@ -71,6 +72,7 @@ class Cage:
     files_as_service: bool = False
     opened: tuple[int, ...] = ()
     exact: tuple[str, ...] = ()
+    temporary: bool = False
     memory_bytes: int = 8 * GIB
     cpu_s: int | None = None
     files: int = 4096

@@ -12,10 +12,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from synvirt.cage.confining import cage_user, may_change_user
+from synvirt.cage.confining import Cage, cage_user, may_change_user
 
 # What the name of a folder ends with that is locked from the moment it can be used.
 _LOCKED: Final = ".held"
@@ -48,6 +49,26 @@ def _locked_folder(prefix: str, place: Path) -> tuple[Path, int]:
             if folder.exists():
                 return folder, lock
             os.close(lock)
+
+
+def housed(cage: Cage) -> Cage:
+    """The cage with a temporary folder of this process alone, if it needs one: in the system's, it could read other jobs'
+    secrets and write what the service runs. From now on this process's temporary files are made there. The folder is locked
+    until this process ends; then `sweep_of` removes it, as the process itself may not, in its cage."""
+    if not cage.temporary:
+        return cage
+    folder, _ = _locked_folder(f"synvirt-{_kind_of(os.getpid())}-", Path(tempfile.gettempdir()))
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+    return replace(cage, writes=(*cage.writes, str(folder)))
+
+
+def sweep_of(process: int) -> None:
+    """Removes the temporary folder of a process that was in a cage, and has ended."""
+    sweep(kind=_kind_of(process))
+
+
+def _kind_of(process: int) -> str:
+    return f"cage-{process}"
 
 
 def sweep(place: Path | None = None, kind: str = "[a-z0-9-]+") -> None:

@@ -62,7 +62,8 @@ def restrict(*, sockets: Iterable[int], programs: bool) -> None:
     refused = {**_ALWAYS, **_MESSAGING, **({} if programs else _PROGRAMS)}
     for number in refused.values():
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
-    # glibc starts threads and processes by clone where clone3 is missing. A filter can read clone's flags; clone3's are in memory.
+    # glibc starts threads and processes by clone, where clone3 is missing. A filter reads clone's flags; clone3's are in
+    # memory.
     code += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     code += _unless(_CLONE, [(_JUMP_ANY_BIT, 0, 1, _CLONE_NAMESPACES)], argument=0)
     if not programs:

@@ -6,7 +6,6 @@ file that the order needs.
 
 import posixpath
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from urllib.parse import unquote
@@ -39,6 +38,7 @@ from synvirt.disks.specs import (
     RbdSpec,
     RbdWriterSpec,
     Spec,
+    VddkSpec,
     XapiExportSpec,
     XvaSpec,
     written,
@@ -57,6 +57,8 @@ _CONNECTING = (
     *(NbdSpec, NbdTlsSpec, NfsSpec, DatastoreSpec, LeaseSpec, DownloadSpec, XapiExportSpec),
     *(RbdPlace, RbdSpec, RbdWriterSpec),
 )
+# nbdkit's vddk plugin hands its password on to itself in a file there, whatever TMPDIR says (plugins/vddk/reexec.c).
+_NBDKIT_WRITES = ("/tmp",)  # noqa: S108
 
 
 def cage_of(order: CopyOrder) -> Cage:
@@ -73,12 +75,12 @@ def cage_of(order: CopyOrder) -> Cage:
         ),
         writes=(
             *(path for spec in writers for path, _ in _files(spec)),
+            *(_NBDKIT_WRITES if any(isinstance(spec, VddkSpec) for spec in readers) else ()),
             *dict.fromkeys(posixpath.dirname(disk.hashes.path) for disk in order.disks if disk.hashes is not None),
-            # A program has its socket in a temporary folder.
-            *((tempfile.gettempdir(),) if programs else ()),
         ),
         network=_network(readers, writers, programs=programs),
         programs=programs,
+        temporary=programs,  # a program has its socket in a temporary folder
         # An NFS server checks the user, and may accept only root's ports.
         as_root=any(isinstance(spec, NfsSpec) for spec in readers),
         opened=tuple(_pinned(dict.fromkeys(file for spec in readers for file in _files(spec)))),

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from synvirt.cage.scratch import sweep_of
 from synvirt.errors import DiskReadFailed, Internal, from_code
 from synvirt.jobs.exporting import LIVES, LOCK, SERVES, Exported, ExportOrder
 from synvirt.jobs.process import ENVIRONMENT
@@ -83,6 +84,8 @@ class ProcessExports:
             if time.monotonic() > deadline:
                 raise Internal(f"the process {process} that serves the guest's disks does not end")
             time.sleep(0.01)
+            if holder(folder) != process:
+                sweep_of(process)
         try:
             if folder.parent.exists():
                 shutil.rmtree(folder.parent)

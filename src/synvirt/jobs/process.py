@@ -20,6 +20,7 @@ from typing import Protocol
 
 import structlog
 
+from synvirt.cage.scratch import sweep_of
 from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
 from synvirt.jobs.stalling import Stall, Stalled
 from synvirt.jobs.wire import (
@@ -116,6 +117,7 @@ async def started(silence_s: float = SILENCE_S, *, stalled_s: float | None = Non
         yield _Process(child, keepalive_s=silence_s * KEEPALIVE_S / SILENCE_S, stalled_s=stalled_s)
     finally:
         await _end(child)
+        sweep_of(child.pid)
 
 
 class _Process:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from synvirt.cage import Cage, enter
+from synvirt.cage.scratch import housed
 from synvirt.errors import Internal, SynvirtError
 from synvirt.jobs.wire import SILENCE_S, Broken, CarriedOut, Message, Order, Wire
 from synvirt.outgoing import permit
@@ -143,7 +144,7 @@ def main(tasks: Tasks, *, silence_s: float | None = None) -> int:
     permit(order.outgoing)
     task.begin(order)
     if (cage := task.cage(order)) is not None:
-        enter(cage)  # before there are threads, and before a byte of what is copied is read
+        enter(housed(cage))  # before there are threads, and before a byte of what is copied is read
     pipes.listen(silence_s or SILENCE_S)
     try:
         carry_out(task, order, pipes)

@@ -6,7 +6,6 @@ NFS, and QEMU open these files again, so they must belong to the right user.
 
 import os
 import posixpath
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -75,17 +74,26 @@ def cage_of_restore(order: CopyOrder) -> Cage:
     own = cage_of(replace(order, disks=tuple(disks)))
     if programs:  # qemu-img writes qcow2, and reads the disk from a socket
         local = Network.LOCAL if own.network is Network.NONE else own.network
-        own = replace(own, programs=True, network=local, writes=(*own.writes, *made, tempfile.gettempdir()))
+        own = replace(own, programs=True, network=local, writes=(*own.writes, *made), temporary=True)
     return _with(own, [disk.reader.repository for disk in order.disks if isinstance(disk.reader, PointSpec)])
 
 
 def _with(own: Cage, repositories: Iterable[RepositorySpec], *, writes_points: bool = False) -> Cage:
-    reads, writes, network = list(own.reads), list(own.writes), own.network
+    reads, writes, network, temporary = list(own.reads), list(own.writes), own.network, own.temporary
     for repository in dict.fromkeys(repositories):
         if isinstance(repository.place, FolderSpec):
             (writes if writes_points else reads).append(repository.place.path)
         else:
             network = Network.ANY
-        # SQLite makes files next to its own, and unnamed files in the temporary folder.
-        writes.append(tempfile.gettempdir() if repository.cache is None else posixpath.dirname(repository.cache))
-    return replace(own, reads=tuple(reads), writes=tuple(dict.fromkeys(writes)), network=network, files_as_service=True)
+        if repository.cache is None:
+            temporary = True  # SQLite makes unnamed files there
+        else:
+            writes.append(posixpath.dirname(repository.cache))  # and others next to its own
+    return replace(
+        own,
+        reads=tuple(reads),
+        writes=tuple(dict.fromkeys(writes)),
+        network=network,
+        temporary=temporary,
+        files_as_service=True,
+    )
