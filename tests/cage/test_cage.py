@@ -135,6 +135,17 @@ def test_a_network_reader_may_connect() -> None:
     assert found["error"] == "ConnectionRefusedError"
 
 
+def test_one_that_stays_the_services_user_reaches_no_daemon_of_this_host() -> None:
+    """libvirtd asks the kernel who connects, and does what root or the service's user wants."""
+    needs("seccomp")
+    connects = "socket.socket({}).connect({})"
+    local = connects.format("socket.AF_UNIX", "'/run/nobody-listens'")
+    assert child(local, network="any", as_root=True)["error"] == "PermissionError"
+    assert child(local, network="any")["error"] == "FileNotFoundError"
+    elsewhere = connects.format("socket.AF_INET", "('127.0.0.1', 9)")
+    assert child(elsewhere, network="any", as_root=True)["error"] == "ConnectionRefusedError"
+
+
 def test_every_layer_that_the_host_has_takes_hold() -> None:
     held = child("1")["held"]
     assert held == [name for name, there in layers().items() if there]

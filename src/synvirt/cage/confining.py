@@ -57,12 +57,12 @@ _FAMILIES = {
 @dataclass(frozen=True, slots=True)
 class Cage:
     """`reads`, `writes`: files, or folders with all below. `programs`: it may start other programs, which are in the same cage.
-    `as_root`: it stays the user that it is, because its peers check that. `files_as_service`: it becomes another user, but
-    makes and opens files as the service's user (setfsuid(2)); programs that it starts do not. `opened`: descriptors of more
-    files that it may read; `enter` closes them. `exact`: resolved paths of more; a path that leads through a symbolic link by
-    now is left out. `temporary`: it and its programs make temporary files, in a folder of their own (`scratch.housed`).
-    `memory_bytes`: of address space. `cpu_s`, `written_bytes` (of one file): None, where only the size of the
-    work limits it."""
+    `as_root`: it stays the user that it is, because its peers check that; it opens no Unix sockets, as libvirtd and other
+    daemons of this host would take it for the service. `files_as_service`: it becomes another user, but makes and opens files
+    as the service's user (setfsuid(2)); programs that it starts do not. `opened`: descriptors of more files that it may read;
+    `enter` closes them. `exact`: resolved paths of more; a path that leads through a symbolic link by now is left out.
+    `temporary`: it and its programs make temporary files, in a folder of their own (`scratch.housed`). `memory_bytes`: of
+    address space. `cpu_s`, `written_bytes` (of one file): None, where only the size of the work limits it."""
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -104,7 +104,8 @@ def enter(cage: Cage) -> tuple[str, ...]:
     for descriptor in cage.opened:
         os.close(descriptor)
     if seccomp.works():
-        seccomp.restrict(sockets=_FAMILIES[cage.network], programs=cage.programs)
+        families = [one for one in _FAMILIES[cage.network] if one != socket.AF_UNIX or not cage.as_root]
+        seccomp.restrict(sockets=families, programs=cage.programs)
         held.append("seccomp")
     return tuple(held)
 
