@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,10 +19,12 @@ from synvirt.cli.listing import at, full_id
 from synvirt.cli.migrating import importing
 from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown
+from synvirt.errors import OutageTooLong
 from synvirt.main import app  # `main` adds serve and demo; tests put the program together once
 from synvirt.model.job import Forecast, Pass, Progress
 from synvirt.model.kinds import LiveKind, Mode, OfflineKind, State
 from synvirt.model.plan import HostPathRef, LiveVmRef, PlanSource, Warm
+from synvirt.model.problems import Problem
 from synvirt.model.values import now
 from synvirt.sizes import MIB
 from tests.api.test_health import finding
@@ -274,6 +277,25 @@ def test_show_of_a_warm_job_has_its_passes_its_forecast_and_the_result(service: 
     assert "downtime 9.3 s\n" in reported
     assert "forecast" not in reported
     assert "held" not in reported
+
+
+def test_show_says_what_a_job_that_was_asked_to_cut_over_waits_for(service: Service, run: Run) -> None:
+    job = service.submit(live_plan(warm={"cutover": "manual"}))
+    under_way = Pass(number=1, kind="full")
+    finished = under_way.model_copy(update={"finished_at": now()})
+    too_long = Problem(
+        code=OutageTooLong.code, message="it may take 9 s", hint=None, fatal=False, at=now(), state=State.DELTA_SYNCING
+    )
+    service.store.request_cutover(job.id)
+    for state, fields, words in (
+        (State.COPYING_FULL, {"passes": (under_way,)}, "until its present pass has ended; it was asked to cut over"),
+        (State.DELTA_SYNCING, {"passes": (finished,)}, "until it has a slot for its next pass; it was asked to cut over"),
+        (State.DELTA_SYNCING, {"last_error": too_long}, "until its outage is short enough; it was asked to cut over"),
+        (State.DELTA_SYNCING, {"cutover_request": None}, f"until it is asked to cut over: synvirt migrations cutover {job.id}"),
+    ):
+        update = {"state": state, "mode_effective": Mode.WARM, **fields}
+        service.store.change(job.id, service.store.get(job.id).state, methodcaller("model_copy", update=update))
+        assert f"held     {words}\n" in run("migrations", "show", job.id).stdout
 
 
 def test_show_says_what_a_sample_would_have_seen_and_what_a_source_lost(service: Service, run: Run) -> None:

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import ClassVar
 from uuid import UUID, uuid4
 
@@ -189,6 +190,20 @@ def test_wishes_are_kept_and_an_ended_job_takes_none(store: Store) -> None:
     store.change(job.id, State.QUEUED, to(State.CANCELLED))
     with pytest.raises(Conflict, match="Cancelled"):
         store.request_cancel(job.id)
+
+
+def test_the_document_of_a_job_has_its_request_to_cut_over_and_an_event_tells_it(store: Store) -> None:
+    job = a_job()
+    store.add(job, host="h")
+    before, until = store.last_event_id(), now() + timedelta(hours=1)
+    asked = store.request_cutover(job.id, until=until)
+    assert asked.cutover_request is not None
+    assert (asked.asked_to_cut_over, asked.cutover_request.until) == (True, until)
+    assert store.get(job.id).cutover_request is not None
+    (told,) = store.events_after(before)
+    assert "cutover_request" in told.document
+    assert Migration.model_validate_json(told.document).asked_to_cut_over
+    assert not store.request_cutover(job.id, until=now()).asked_to_cut_over
 
 
 def test_unended_jobs_are_those_of_the_host(store: Store) -> None:

@@ -180,7 +180,8 @@ def test_a_warm_job_is_cut_over_from_its_page(page: Page, service: Service) -> N
     expect(page.locator("#banner")).to_contain_text("It is held for its cut-over")
     page.click("#ask-cutover")
     page.click("main button[type=submit]")
-    expect(page.locator("#banner")).to_contain_text("It cuts over after its present pass")
+    expect(page.locator("#banner")).to_contain_text("It was asked to cut over: it does once its present pass has ended")
+    expect(page.locator("#banner")).not_to_contain_text("you cut over")
     assert service.store.cutover_requested(job_id)
 
 

@@ -3,6 +3,7 @@
 from typing import Literal
 from uuid import UUID
 
+from synvirt.errors import OutageTooLong
 from synvirt.model.kinds import ENDS, Mode, State
 from synvirt.model.machine import DiskBus, VmManifest
 from synvirt.model.plan import MigrationPlan
@@ -10,7 +11,7 @@ from synvirt.model.problems import Problem
 from synvirt.model.rehearsal import Sameness
 from synvirt.model.repair import Repair
 from synvirt.model.submitter import Submitted
-from synvirt.model.values import Bytes, Model, Time
+from synvirt.model.values import Bytes, Model, Time, now
 
 
 class Progress(Model):
@@ -174,11 +175,24 @@ class Conversion(Model):
     messages: tuple[ConversionMessage, ...] = ()
 
 
+# What a held job waits for: its `window`; a `request` to cut over; or, once there was one, the end of its present `pass`, an
+# outage within its `budget`, or a `slot` for its next pass.
+HeldFor = Literal["window", "request", "pass", "budget", "slot"]
+
+
 class StateVisit(Model):
     """A state of the job's history, and when the job entered it."""
 
     state: State
     at: Time
+
+
+class CutoverRequest(Model):
+    """A request to cut over, `at` which time it was made. `until`: it expires then if the cut-over has not begun, because a
+    window closes; null: it does not expire."""
+
+    at: Time
+    until: Time | None = None
 
 
 class Migration(Model):
@@ -195,6 +209,8 @@ class Migration(Model):
     passes: tuple[Pass, ...] = ()
     # Why whole disks are compared: the source called changed blocks unchanged.
     distrusted: str | None = None
+    # The newest request of an operator, or of a wave, to a job with `warm.cutover` manual.
+    cutover_request: CutoverRequest | None = None
     forecast: Forecast | None = None
     outage: OutageForecast | None = None
     # Seconds from the source's shutdown to the guest's first sign of life here.
@@ -236,6 +252,23 @@ class Migration(Model):
         """Whether the job copies deltas again and again until an operator asks for the cut-over."""
         by_hand = self.plan.source.Live is not None and self.plan.warm.cutover == "manual"
         return by_hand and self.mode_effective == Mode.WARM and self.state in (State.COPYING_FULL, State.DELTA_SYNCING)
+
+    @property
+    def asked_to_cut_over(self) -> bool:
+        """Whether there is a request to cut over that has not expired."""
+        asked = self.cutover_request
+        return asked is not None and (asked.until is None or asked.until > now())
+
+    @property
+    def held_for(self) -> HeldFor:
+        """What a held job waits for until it cuts over."""
+        if self.plan.warm.window_id is not None:
+            return "window"
+        if not self.asked_to_cut_over:
+            return "request"
+        if self.passes and self.passes[-1].finished_at is None:
+            return "pass"
+        return "budget" if self.last_error is not None and self.last_error.code == OutageTooLong.code else "slot"
 
 
 class ProgressUpdate(Model):

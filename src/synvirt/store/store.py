@@ -15,12 +15,13 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Select, bindparam, delete, exists, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, PersistFailed, not_listed
-from synvirt.model.job import Migration
+from synvirt.model.job import CutoverRequest, Migration
 from synvirt.model.kinds import State
+from synvirt.model.values import now
 from synvirt.store import ledger as ledgers
 from synvirt.store import watermarks as marks
 from synvirt.store.access import AuditRows, TokenRows
@@ -269,20 +270,24 @@ class Store:
     # ── requests of operators ────────────────────────────────────────────────────────────────────────────────────────
 
     def request_cancel(self, job_id: UUID) -> Migration:
-        return self._request(job_id, "cancel_requested")
+        """Conflict, where the job has ended; NotFound."""
+        with self._writing() as db:
+            _, job = _unended_row(db, job_id)
+            db.execute(_REQUESTED, {"job": str(job_id), "cancel_requested": True})
+            return job
 
     def request_cutover(self, job_id: UUID, *, until: datetime | None = None) -> Migration:
-        """`until`: the request expires then if the cut-over has not begun, because a window closes."""
+        """`until`: the request expires then if the cut-over has not begun, because a window closes. The job's document has the
+        request, and an event says so. Conflict, where the job has ended; NotFound."""
         moment = None if until is None else until.timestamp()
-        return self._request(job_id, "cutover_requested", cutover_until=moment)
-
-    def _request(self, job_id: UUID, flag: str, **values: object) -> Migration:
         with self._writing() as db:
-            job = parse(row_of(db, job_id, lock=True))
-            if job.ended:
-                raise Conflict(f"job {job_id} has ended: it is {job.state}")
-            db.execute(_REQUESTED, {"job": str(job_id), flag: True, **values})
-            return job
+            row, before = _unended_row(db, job_id)
+            db.execute(_REQUESTED, {"job": str(job_id), "cutover_requested": True, "cutover_until": moment})
+            after = before.model_copy(update={"cutover_request": CutoverRequest(at=now(), until=until)})
+            document = rewritten(row.document, before, after)
+            rewrite(db, row, after, document)
+            announce(db, after, document, version_after(row.version))
+            return after
 
     def cancel_requested(self, job_id: UUID) -> bool:
         return self._is_requested(job_id, _CANCEL_REQUESTED)
@@ -418,6 +423,15 @@ class Store:
         except SQLAlchemyError as error:
             raise _persist_failed(error) from error
         self.on_commit()
+
+
+def _unended_row(db: Connection, job_id: UUID) -> tuple[Row[Any], Migration]:
+    """The job and its row, locked. Conflict, where it has ended; NotFound."""
+    row = row_of(db, job_id, lock=True)
+    job = parse(row)
+    if job.ended:
+        raise Conflict(f"job {job_id} has ended: it is {job.state}")
+    return row, job
 
 
 def _reported(job: Migration) -> tuple[object, ...]:

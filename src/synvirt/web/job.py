@@ -211,9 +211,8 @@ class JobView:
         """What the templates of a job's page need. NotFound."""
         job, store = self.current(job_id), self.intake.store
         cancelling = not job.ended and store.cancel_requested(job.id)
-        cutting = not job.ended and store.cutover_requested(job.id)
         rehearsals = self.rehearsing.of(job.id)
-        rehearsable = why_not(job) is None and not cancelling and not cutting and all(one.ended for one in rehearsals)
+        going_on = cancelling or job.asked_to_cut_over or not all(one.ended for one in rehearsals)
         lost = self._lost(job)
         return {
             "lost": lost,
@@ -225,16 +224,14 @@ class JobView:
                 for name in possible(
                     job,
                     cancelling=cancelling,
-                    cutting=cutting,
                     kept=has_kept_volumes(store, job),
-                    rehearsable=rehearsable,
+                    rehearsable=why_not(job) is None and not going_on,
                     lost=lost,
                 )
             ],
             "chart": chart(self.intake.board.courses().get(job.id) or store.memory.get(job.id, CourseMemory).course),
             "has_screen": job.state == State.FAILED and bool(job.boot_attempts) and self.screenshot(job.id) is not None,
             "cancelling": cancelling,
-            "cutting": cutting,
             "receipt": self._receipt(job),
             "by_receipt": [ACTIONS[name] for name in by_receipt(job)],
             "window": self._window(job),
@@ -388,7 +385,6 @@ def possible(
     job: Migration,
     *,
     cancelling: bool,
-    cutting: bool,
     kept: bool = False,
     rehearsable: bool = False,
     lost: HostState | None = None,
@@ -398,7 +394,7 @@ def possible(
     names: list[ActionName] = []
     if lost is not None:
         names += ["fence"] if lost == "away" else ["take-over", "start-over"]
-    if job.held and job.plan.warm.window_id is None and not cutting and not cancelling:
+    if job.held and job.held_for == "request" and not cancelling:
         names.append("cutover")
     if rehearsable:
         names.append("rehearse")

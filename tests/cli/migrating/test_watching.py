@@ -19,7 +19,7 @@ import pytest
 from synvirt.cli.client import Client, StreamEvent
 from synvirt.cli.migrating.watching import Bars, Lines, described, stage
 from synvirt.errors import ServiceUnreachable
-from synvirt.model.job import DiskProgress, Migration, Progress, ProgressUpdate
+from synvirt.model.job import CutoverRequest, DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import Target
 from synvirt.model.values import now
@@ -113,6 +113,14 @@ def test_a_job_that_is_held_says_how_it_goes_on_and_claims_no_speed() -> None:
     ]
     assert len(held) == 1
     assert reported[held[0] + 1].endswith("DeltaSyncing  100 %, 1.0 MiB of 1.0 MiB")
+    reported.clear()
+    waits = job.model_copy(update={"state": State.DELTA_SYNCING})
+    lines = Lines(out=reported.append)
+    for request in (None, CutoverRequest(at=now()), CutoverRequest(at=now())):
+        lines.moved(waits.model_copy(update={"cutover_request": request}))
+    assert [line.split(" ", 1)[1] for line in reported[2:]] == [
+        "held until it has a slot for its next pass; it was asked to cut over"
+    ]
     automatic = job.model_copy(update={"plan": live_plan(), "state": State.DELTA_SYNCING})
     assert not automatic.held
     reported.clear()

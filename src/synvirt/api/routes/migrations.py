@@ -203,7 +203,8 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
 
     @router.post("/{migration_id}/cutover", status_code=202, response_model=Migration)
     def cutover(migration_id: UUID) -> Migration:
-        """Let a job with `warm.cutover` manual cut over after its present pass."""
+        """Let a job with `warm.cutover` manual cut over: after its present pass, once it has a slot.
+        `cutover_request` says since when it is asked."""
         return board.current(intake.cutover(migration_id))
 
     return router

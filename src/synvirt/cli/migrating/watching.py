@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from synvirt.cli.migrating.dry_runs import as_options
 from synvirt.cli.program import print_error, shown
 from synvirt.errors import Internal
-from synvirt.model.job import BootAttempt, DiskProgress, Migration, Progress, ProgressUpdate
+from synvirt.model.job import BootAttempt, DiskProgress, HeldFor, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
 from synvirt.sizes import duration, percent, sized
@@ -109,13 +109,15 @@ class Lines:
         self._state: str | None = None
         self._error: Problem | None = None
         self._attempts = 0
+        self._held: str | None = None
         self._shown_at, self._shown_part = clock(), 0
 
     def moved(self, job: Migration) -> None:
-        before = self._state
         self.stands(stage(job), job.name, job.progress)
-        if job.held and job.state == State.DELTA_SYNCING and before != job.state:
-            self.line(f"held {held_until(job)}")
+        held = held_until(job) if job.held and (job.state == State.DELTA_SYNCING or job.asked_to_cut_over) else None
+        if held not in (None, self._held):
+            self.line(f"held {held}")
+        self._held = held
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
             self._error = job.last_error
             self.line(f"{self._error.code}: {as_options(self._error.message)}")
@@ -208,11 +210,18 @@ def outcome(attempt: BootAttempt) -> str:
     return attempt.trouble or "is being tried"
 
 
+_HELD: dict[HeldFor, str] = {
+    "window": "for its window: synvirt windows show {window}",
+    "request": "until it is asked to cut over: synvirt migrations cutover {job}",
+    "pass": "until its present pass has ended; it was asked to cut over",
+    "budget": "until its outage is short enough; it was asked to cut over",
+    "slot": "until it has a slot for its next pass; it was asked to cut over",
+}
+
+
 def held_until(job: Migration) -> str:
     """What a held job waits for."""
-    if job.plan.warm.window_id is not None:
-        return f"for its window: synvirt windows show {job.plan.warm.window_id}"
-    return f"until it is asked to cut over: synvirt migrations cutover {job.id}"
+    return _HELD[job.held_for].format(window=job.plan.warm.window_id, job=job.id)
 
 
 def described(progress: Progress, *, state: str | None = None, ended: bool = False) -> str:
