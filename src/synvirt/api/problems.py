@@ -5,6 +5,7 @@ no traceback, secret or path of the host leaves the service.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -256,12 +257,19 @@ def _on_routing(request: Request, error: Exception) -> Response:
 def _no_thing(request: Request) -> SynvirtError | None:
     """NotFound for a path of the document whose id cannot be one: a route with a converter does not match it."""
     for template, operations in _served(request).items():
-        pattern, _, of_path = compile_path(template)
+        pattern, of_path = _pattern(template)
         found = pattern.match(request.url.path)
         if found is not None and of_path and request.method.upper() in operations:
-            name = list(of_path)[-1]
+            name = of_path[-1]
             return not_listed(_noun(name), repr(found[name][:NAME_CHARS_SHOWN]))
     return None
+
+
+@cache
+def _pattern(template: str) -> tuple[re.Pattern[str], list[str]]:
+    """What the paths of a template match, and the names in it. To compile all of them takes longer than to answer."""
+    pattern, _, of_path = compile_path(template)
+    return pattern, list(of_path)
 
 
 def _served(request: Request) -> dict[str, set[str]]:
@@ -277,6 +285,6 @@ def _methods(request: Request) -> list[str]:
     """All methods of the path (RFC 9110 section 15.5.6); the router's own answer has only its first route's. If the path is
     equal to a template, only that counts: /waves/import is no wave."""
     paths, path = _served(request), request.url.path
-    matching = [path] if path in paths else [template for template in paths if compile_path(template)[0].match(path)]
+    matching = [path] if path in paths else [template for template in paths if _pattern(template)[0].match(path)]
     found = {method for template in matching for method in paths[template]}
     return sorted(found | {"HEAD"} if "GET" in found else found)
