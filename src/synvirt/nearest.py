@@ -12,7 +12,7 @@ NAME_CHARS_MAX = 255
 # The hint for a name that is there, and is not found all the same.
 LEADS_NOWHERE = "the name is there: it is a link, and what it leads to is missing"
 
-# The most names that a hint lists.
+# The most names that a message lists.
 LISTED_MAX = 20
 
 
@@ -33,7 +33,13 @@ def did_you_mean(name: str, names: Iterable[str]) -> str | None:
 
 def listed(names: Sequence[str]) -> str | None:
     """A hint with the first names that there are; None, if there are none: then the detail says enough."""
-    return f"there is {', '.join(names[:LISTED_MAX])}" if names else None
+    return f"there is {in_short(names)}" if names else None
+
+
+def in_short(names: Sequence[str], *, between: str = ", ") -> str:
+    """The first names of a list that may be long, and how many more there are."""
+    more = [f"and {len(names) - LISTED_MAX} more"] if len(names) > LISTED_MAX else []
+    return between.join([*names[:LISTED_MAX], *more])
 
 
 def did_you_mean_file(path: Path, *folders: Path) -> str | None:

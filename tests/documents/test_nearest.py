@@ -29,4 +29,6 @@ def test_what_is_half_alike_is_not_meant() -> None:
 def test_a_hint_lists_the_names_that_there_are() -> None:
     """«There is no concern called x; there is none» was one line of the command line."""
     assert listed([]) is None
-    assert listed([f"disk{n:02}" for n in range(21)]) == "there is " + ", ".join(f"disk{n:02}" for n in range(20))
+    assert (
+        listed([f"disk{n:02}" for n in range(21)]) == "there is " + ", ".join(f"disk{n:02}" for n in range(20)) + ", and 1 more"
+    )

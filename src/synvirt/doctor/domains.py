@@ -9,11 +9,10 @@ from synvirt.doctor.finding import Missing
 from synvirt.kvm.connection import Connection
 from synvirt.kvm.identity import JOB_NAMESPACE
 from synvirt.kvm.qemu_user import embedded_root
+from synvirt.nearest import in_short
 from synvirt.settings import Settings
 from synvirt.xml_document import parse
 
-# Of domains that are listed by name.
-_SHOWN = 10
 # virDomainXMLFlags' VIR_DOMAIN_XML_INACTIVE, known without the library: what the next start uses.
 _INACTIVE = 2
 
@@ -69,6 +68,5 @@ def _moved(path: Path, folders: list[Path]) -> tuple[Path, Path] | None:
 
 
 def _reported(was: Path, new: Path, names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     what = "the domain" if len(names) == 1 else "the domains"
-    return f"{what} {shown} {'names' if len(names) == 1 else 'name'} files in {was}, which is {new} now"
+    return f"{what} {in_short(names)} {'names' if len(names) == 1 else 'name'} files in {was}, which is {new} now"

@@ -5,7 +5,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -16,6 +16,7 @@ from synvirt.cage import layers
 from synvirt.doctor.finding import Missing
 from synvirt.errors import BadRequest, SynvirtError
 from synvirt.keyring import KEY_BYTES, opens
+from synvirt.nearest import in_short
 from synvirt.settings import Settings
 from synvirt.settings.starting import check_authorities
 from synvirt.sizes import MIB, counted, sized
@@ -23,8 +24,6 @@ from synvirt.sizes import MIB, counted, sized
 if TYPE_CHECKING:
     from sqlalchemy import Connection as Database
 
-# Of stored documents that cannot be read, which each have a line in the service's log, and of sources.
-NAMED_MOST = 20
 # The store's log alone may need as much for a moment.
 FREE_LEAST_BYTES = 16 * MIB
 # Specification part 8.
@@ -139,7 +138,7 @@ def store(settings: Settings) -> str:
         version = str(connection.scalar(sqlalchemy.text(_VERSIONS[product])))
         bad = _quarantined(connection)
     if bad:
-        raise Missing(f"stored documents that this version cannot read, and leaves alone: {_named(bad, '; ')}")
+        raise Missing(f"stored documents that this version cannot read, and leaves alone: {in_short(bad, between='; ')}")
     return f"{product} {version}"
 
 
@@ -164,13 +163,8 @@ def credentials(settings: Settings) -> str:
         raise Missing(f"{path} cannot be read: {error.strerror}") from error
     shut = [row.name for row in rows if not opens(key, row.sealed, belongs_to("source", UUID(row.id)))]
     if shut:
-        raise Missing(f"the key of this host does not open the credentials of {_named(shut, ', ')}")
+        raise Missing(f"the key of this host does not open the credentials of {in_short(shut)}")
     return f"the key opens those of {counted(len(rows), 'source')}"
-
-
-def _named(names: Sequence[str], between: str) -> str:
-    more = f"{between}and {len(names) - NAMED_MOST} more" if len(names) > NAMED_MOST else ""
-    return between.join(names[:NAMED_MOST]) + more
 
 
 def _quarantined(connection: "Database") -> list[str]:

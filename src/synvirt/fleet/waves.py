@@ -39,6 +39,7 @@ from synvirt.migrations.planning.windows import YEARS
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
+from synvirt.nearest import in_short
 from synvirt.store.documents import Unreadable, parsed
 from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveChange, WaveRow, WaveRows
 
@@ -177,7 +178,7 @@ class Waves:
             raise Conflict(f"wave {wave_id} has not begun", hint="there is nothing to roll back")
         named = set(asked.members)
         if unknown := named - {one.member_id for one in members}:
-            raise BadRequest(f"members: the wave has no member {', '.join(sorted(unknown)[:20])}")
+            raise BadRequest(f"members: the wave has no member {in_short(sorted(unknown))}")
         if not named:
             update = {"state": WaveState.ROLLING_BACK, "reason": "It is rolled back.", "finished_at": None}
             states = {*UNDER_WAY, WaveState.COMPLETED, WaveState.FAILED, WaveState.CANCELLED}
@@ -204,10 +205,10 @@ class Waves:
         members = self._members(wave_id, _MEMBER_STATES)
         chosen = [one for one in members if asked.approver in one.approvers and (not named or one.id in named)]
         if missing := named - {one.id for one in chosen}:
-            raise BadRequest(f"members: {', '.join(sorted(missing)[:20])} do not need the approval of {asked.approver}")
+            raise BadRequest(f"members: {in_short(sorted(missing))} do not need the approval of {asked.approver}")
         if not chosen:
             known = sorted({name for one in members for name in one.approvers})
-            theirs = f"its members need those of {', '.join(known[:20])}" if known else "its members need none"
+            theirs = f"its members need those of {in_short(known)}" if known else "its members need none"
             hint = f"{theirs}; that the others go on after the canary is approved by itself: --canary, or canary: true"
             raise BadRequest(f"approver: no member needs the approval of {asked.approver}", hint=hint)
 
@@ -278,7 +279,7 @@ class Waves:
         rows = {row.member_id: row for row in self.rows.members(wave_id)[0]}
         names = list(dict.fromkeys(asked.members))
         if unknown := set(names) - rows.keys():
-            raise BadRequest(f"members: the wave has no member {', '.join(sorted(unknown)[:20])}")
+            raise BadRequest(f"members: the wave has no member {in_short(sorted(unknown))}")
         for name in names:
             _to_retry(rows[name], found)
         names = names or [name for name, row in rows.items() if row.state == MemberState.FAILED and not row.rolling_back]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from synvirt.machines.partitions import Layout
 from synvirt.model.machine import Concern, Disk, GuestOs, VmManifest
+from synvirt.nearest import in_short
 from synvirt.sizes import KIB, sized
 
 UNKNOWN_GUEST = "guest-unknown"
@@ -125,12 +126,12 @@ def no_manifest_file() -> Concern:
     )
 
 
-def files_without_checksum(names: tuple[str, ...]) -> Concern:
+def files_without_checksum(names: Sequence[str]) -> Concern:
     return Concern(
         id="checksums-incomplete",
         category="Information",
         label="Some files have no checksum",
-        assessment=f"The manifest (.mf) does not name {', '.join(names)}: damage in there cannot be noticed.",
+        assessment=f"The manifest (.mf) does not name {in_short(names)}: damage in there cannot be noticed.",
         remedy="Export the appliance again if its integrity matters.",
     )
 

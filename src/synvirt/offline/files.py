@@ -19,6 +19,7 @@ from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, Synvirt
 from synvirt.machines import concerns, partitions
 from synvirt.machines.partitions import UNKNOWN, Layout
 from synvirt.model.machine import Concern, Disk
+from synvirt.nearest import in_short
 from synvirt.offline.single.raw_device import raw_device
 from synvirt.sizes import GIB
 
@@ -108,7 +109,7 @@ class Folder:
         found = [name for name in self._names if has_suffix(name, suffix)]
         if len(found) != 1:
             raise MalformedArchive(
-                f"{self.label} has {len(found)} files with the suffix {suffix}: {', '.join(found[:20])}",
+                f"{self.label} has {len(found)} files with the suffix {suffix}: {in_short(found)}",
                 hint=f"Import the {suffix} file by its own path.",
             )
         return found[0]

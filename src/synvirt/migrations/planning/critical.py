@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from synvirt.errors import InvalidPlan
 from synvirt.model.machine import Concern, VmManifest
 from synvirt.model.plan import MigrationPlan
+from synvirt.nearest import in_short
 from synvirt.sizes import counted
 
 # Ids of concerns about one disk: `disk-unreadable:KEY`.
@@ -18,7 +19,7 @@ def refuse_critical(plan: MigrationPlan, manifest: VmManifest) -> None:
     """InvalidPlan names every critical concern that the plan neither waives nor skips."""
     critical = list(still_open(plan, manifest))
     if critical:
-        ids = ", ".join(one.id for one in critical[:20])
+        ids = in_short([one.id for one in critical])
         raise InvalidPlan(
             f"{manifest.name} has {counted(len(critical), 'critical concern')}: {ids}. "
             f"{critical[0].label}: {critical[0].assessment}",

@@ -26,6 +26,7 @@ from synvirt.machines import concerns
 from synvirt.machines.texts import clean
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import Disk, Snapshot, VmManifest
+from synvirt.nearest import in_short
 from synvirt.offline import OpenedDisk, facts_of_disks, files
 from synvirt.offline.files import FileRange, Folder, Measured
 from synvirt.offline.hyperv import machine as vmcx_machine
@@ -141,7 +142,7 @@ def _configuration(folder: Folder) -> str:
     found = next((names for names in of_suffix if names), [])
     if len(found) != 1:
         raise MalformedArchive(
-            f"{folder.label} has {len(found)} configurations of machines: {', '.join(found[:20])}",
+            f"{folder.label} has {len(found)} configurations of machines: {in_short(found)}",
             hint="Import the machine's .vmcx by its own path.",
         )
     return found[0]

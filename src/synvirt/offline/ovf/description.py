@@ -20,6 +20,7 @@ from synvirt.machines import concerns, reaching
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, VmManifest
+from synvirt.nearest import LISTED_MAX, in_short
 from synvirt.offline.ovf import hardware as ovf_hardware
 from synvirt.offline.ovf import traits as ovf_traits
 from synvirt.offline.ovf.hardware import Attachment, Hardware
@@ -106,7 +107,7 @@ def parse(data: bytes, name: str, vm: str | None = None) -> Description:
 def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
     if not systems:
         raise MalformedArchive(f"{name} describes no virtual system")
-    names = ", ".join(repr(_system_name(system)) for system in systems[:20])
+    names = in_short([repr(_system_name(system)) for system in systems])
     if vm is not None:
         # An id belongs to one VM; two VMs may share a name.
         found = [system for system in systems if clean(attribute(system, "id")) == vm] or [
@@ -119,7 +120,7 @@ def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
         raise UnsupportedFormat(
             f"{name} holds {len(systems)} virtual machines: {names}",
             hint="One import makes one VM: say which one (source_ref.vm; --vm NAME).",
-            holds=tuple(_system_name(system) for system in systems[:20]),
+            holds=tuple(_system_name(system) for system in systems[:LISTED_MAX]),
         )
     return systems[0]
 

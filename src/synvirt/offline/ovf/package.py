@@ -15,6 +15,7 @@ from synvirt.disks.specs import ChecksumSpec, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.machines import concerns
 from synvirt.model.machine import Concern, Disk, VmManifest
+from synvirt.nearest import in_short
 from synvirt.offline import OpenedDisk, facts_of_disks, files
 from synvirt.offline.files import FileRange, Measured
 from synvirt.offline.ovf import description as ovf
@@ -47,7 +48,7 @@ def description_name(package: Package) -> str:
         raise UnsupportedFormat(f"{package.label} has no description (.ovf) in it")
     if len(top) > 1:
         raise MalformedArchive(
-            f"{package.label} has {len(top)} descriptions: {', '.join(sorted(top)[:20])}",
+            f"{package.label} has {len(top)} descriptions: {in_short(sorted(top))}",
             hint="An appliance has one .ovf. Import a folder's .ovf file by its own path.",
         )
     return top[0]
@@ -95,7 +96,7 @@ class _Opened:
         else:
             unnamed = [file.href for file in self.description.files if not self._is_digested(file)]
             if unnamed:
-                found.append(concerns.files_without_checksum(tuple(unnamed[:20])))
+                found.append(concerns.files_without_checksum(unnamed))
         return found + _signature_concerns(self._package, self._name, self._manifest_name)
 
     def _is_digested(self, file: ovf.FileReference) -> bool:

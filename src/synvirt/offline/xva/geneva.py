@@ -21,6 +21,7 @@ from synvirt.machines import concerns
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, whole_number
 from synvirt.model.machine import Concern, Disk, VmManifest
+from synvirt.nearest import in_short
 from synvirt.offline.files import FileRange, Folder, read_all
 from synvirt.sizes import GIB
 from synvirt.xml_document import DOCUMENT_MAX_BYTES, attribute, child, children, local, parse, text
@@ -87,7 +88,7 @@ def described(root: Element, name: str, find: Find) -> Appliance:
     """`root` is the element `appliance`. MalformedArchive, UnsupportedFormat."""
     machines = list(children(root, "vm"))
     if len(machines) != 1:
-        names = ", ".join(repr(clean(text(vm, "label"))) for vm in machines[:20])
+        names = in_short([repr(clean(text(vm, "label"))) for vm in machines])
         raise UnsupportedFormat(f"{name} holds {len(machines)} virtual machines: {names}", hint="Export each VM separately.")
     images = {attribute(vdi, "name"): vdi for vdi in children(root, "vdi")}
     disks, folders = _disks(machines[0], images, name)

@@ -14,6 +14,7 @@ from synvirt.machines import xenapi
 from synvirt.machines.texts import clean, is_true
 from synvirt.machines.xenapi import Record, Records, text
 from synvirt.model.machine import VmManifest
+from synvirt.nearest import in_short
 from synvirt.xml_document import children, local
 
 # Real ones nest twelve deep; a deeper one was made to exhaust the stack.
@@ -78,6 +79,6 @@ def _the_vm(objects: Records, name: str) -> tuple[str, Record]:
     if not vms:
         raise MalformedArchive(f"{name} describes no VM")
     if len(vms) > 1:
-        names = ", ".join(repr(clean(text(vm, "name_label"))) for vm in list(vms.values())[:20])
+        names = in_short([repr(clean(text(vm, "name_label"))) for vm in vms.values()])
         raise UnsupportedFormat(f"{name} holds {len(vms)} virtual machines: {names}", hint="Export each VM separately.")
     return next(iter(vms.items()))
