@@ -281,7 +281,7 @@ def test_a_file_that_is_replaced_before_the_job_goes_on_fails_it(tmp_path: Path,
         job = house.intake.submit(plan(server.url + "a.ova"))
 
         def crash_in_the_copy() -> None:
-            if house.store.memory.get(job.id, JobMemory).source_files is not None:
+            if house.store.memory.get(job.id, JobMemory).files is not None:
                 raise Crash
 
         house.store.on_commit = crash_in_the_copy

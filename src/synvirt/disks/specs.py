@@ -467,9 +467,9 @@ def paths(spec: ReaderSpec) -> list[str]:
 
 
 def versions(spec: ReaderSpec) -> list[str]:
-    """The remote files that the spec names, each with its version."""
+    """The remote files that the spec names, each with its version on a line of its own (`disks.raw.changes`)."""
     return [
-        f"{leaf.remote.url}{leaf.path} {leaf.version}"
+        f"{leaf.remote.url}{leaf.path}\n{leaf.version}"
         for leaf in _leaves(spec)
         if leaf.format == "raw" and leaf.remote is not None
     ]

@@ -1,9 +1,18 @@
-"""The files that an Offline job reads: the importer, their place, and readers of their disks. asyncio."""
+"""The files that an Offline job reads: the importer, their place, readers of their disks, and whether they are still those
+with which the copy began. asyncio.
 
+`refuse_changed` looks at the files that the readers name, before each copy begins and after it. `hearing.py` looks at all that
+a worker has opened, while it copies.
+"""
+
+import ast
+from collections.abc import Collection
 from pathlib import Path
 
+from synvirt.disks.raw.changes import names_of_changed
 from synvirt.disks.roots import Root
-from synvirt.errors import InvalidPlan
+from synvirt.disks.specs import paths, versions
+from synvirt.errors import DiskReadFailed, InvalidPlan
 from synvirt.migrations.job import Job
 from synvirt.migrations.passes import PassDisk
 from synvirt.offline import OfflineImporter
@@ -38,3 +47,62 @@ async def disks_of_files(job: Job) -> list[PassDisk]:
         return found
 
     return await job.stop.or_stop(job.in_thread(opened))
+
+
+async def refuse_changed(job: Job, disks: list[PassDisk]) -> None:
+    """DiskReadFailed, when a source file has changed since the copy began: two halves of two exports are no disk."""
+
+    def look() -> dict[str, tuple[str, ...]]:
+        return {disk.key: (*_as_they_are(disk), *versions(disk.reader)) for disk in disks}
+
+    found = await job.in_thread(look)
+    present = tuple(dict.fromkeys(one for each in found.values() for one in each))
+    memory = await job.memory()
+    noted = memory.files
+    if noted is None and memory.source_files is not None:
+        noted = _of_earlier_version(memory.source_files, present)
+    if noted is None:
+        await job.note(files=present)
+    elif changed := names_of_changed(noted, present):
+        disk_of = {one.rpartition("\n")[0]: f"disk {key}: " for key, each in found.items() for one in each}
+        raise DiskReadFailed(
+            f"{'; '.join(disk_of.get(name, '') + _shown(name) for name in changed)} was changed or replaced while it was being "
+            "imported",
+            hint="let its copying into the import root finish first, then submit again",
+        )
+
+
+def _as_they_are(disk: PassDisk) -> list[str]:
+    """Each file of this host with its size, the time of its last change and its inode, as `disks.raw.changes` has them.
+    DiskReadFailed, where one is gone."""
+    found = []
+    for path in paths(disk.reader):
+        try:
+            status = Path(path).stat()
+        except OSError as error:
+            raise DiskReadFailed(
+                f"disk {disk.key}: the source file {Path(path).name} is gone: {error.strerror}",
+                hint="put it back, or mount its file system again, and submit again",
+            ) from error
+        found.append(f"{path}\n{status.st_size} {status.st_mtime_ns} {status.st_ino}")
+    return found
+
+
+def _of_earlier_version(note: str, present: Collection[str]) -> tuple[str, ...]:
+    """The files that an earlier version of the service has noted for a job: a list, as Python writes it, of a tuple for each
+    file of this host, and a text for each remote one. In the text a blank divides name and version, and either may have one:
+    so `present` tells the names."""
+    names = sorted({one.rpartition("\n")[0] for one in present}, key=len, reverse=True)
+
+    def as_now(one: tuple[str, int, int, int] | str) -> str:
+        if not isinstance(one, str):
+            return f"{one[0]}\n{' '.join(map(str, one[1:]))}"
+        name = next((name for name in names if one.startswith(f"{name} ")), one.partition(" ")[0])
+        return f"{name}\n{one[len(name) + 1 :]}"
+
+    return tuple(map(as_now, ast.literal_eval(note)))
+
+
+def _shown(name: str) -> str:
+    """The name of a file of this host, without its folder; a remote one's URL."""
+    return Path(name).name if name.startswith("/") else name

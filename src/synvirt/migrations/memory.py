@@ -75,10 +75,12 @@ class JobMemory(Remembered):
     # The number of the delta that was begun because the operator of a held job asked for its cut-over.
     last_delta: int | None = None
     hashed: Hashed | None = None
-    # Whether a tool or our own readers import the export, and what its files were when that began.
+    # Whether a tool or our own readers import the export, and what its files were when that began (`disks.raw.changes`);
+    # `source_files`: the same, as earlier versions wrote it.
     way: Literal["tool", "own"] | None = None
+    files: tuple[str, ...] | None = None
     source_files: str | None = None
-    # The files that the worker opened for each disk, as they were then (`disks.raw.changes`).
+    # The files that the worker opened for each disk, as they were then.
     opened_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import structlog
 
 from synvirt.disks.roots import Root
-from synvirt.disks.specs import ReaderSpec, paths, versions
+from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import (
     Cancelled,
     CbtUnsupported,
-    DiskReadFailed,
     DiskWriteFailed,
     InvalidPlan,
     PersistFailed,
@@ -28,10 +27,10 @@ from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
 from synvirt.machines.texts import clean
 from synvirt.migrations import instant, repairing, source_vm
-from synvirt.migrations.files import disks_of_files, importer_of
+from synvirt.migrations.files import disks_of_files, importer_of, refuse_changed
 from synvirt.migrations.job import Job, volume_label
 from synvirt.migrations.landing import claim, land
-from synvirt.migrations.passes import PassDisk, run_pass
+from synvirt.migrations.passes import run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.patience import patiently
 from synvirt.migrations.planning.critical import refuse_critical
@@ -199,17 +198,17 @@ async def copying_full(job: Job) -> Facts:
     await _make_volumes(job)
     if job.migration.plan.source.Offline is not None:
         disks = await disks_of_files(job)
-        await _refuse_changed(job, disks)
+        await refuse_changed(job, disks)
         if (tool := await chosen(job)) is not None:
             _, source, _ = await job.in_thread(importer_of, job)
             async with job.slots():
                 await pass_through(job, tool, source, disks)
         elif instant.applies(job.migration):
-            await instant.copy_under_the_guest(job, disks, partial(_refuse_changed, job, disks))
+            await instant.copy_under_the_guest(job, disks, partial(refuse_changed, job, disks))
             return _facts(job)
         else:
             await run_pass(job, Pass(number=1, kind="full"), disks, fresh=True)
-        await _refuse_changed(job, disks)
+        await refuse_changed(job, disks)
         return _facts(job)
     await copy_full(job)
     return _facts(job)
@@ -268,46 +267,6 @@ async def _destroy_others(job: Job) -> None:
         if entry.kind == "volume" and entry.name not in wanted:
             await job.in_thread(job.destination.destroy, entry.name)
             await job.strike("volume", entry.name)
-
-
-async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
-    """DiskReadFailed, when a source file has changed since the copy began: two halves of two exports are no disk."""
-
-    def look() -> dict[str, list[tuple[str, int, int, int] | str]]:
-        return {disk.key: [*_as_they_are(disk), *versions(disk.reader)] for disk in disks}
-
-    found = await job.in_thread(look)
-    local = [one for each in found.values() for one in each if not isinstance(one, str)]
-    present = repr(local + [one for each in found.values() for one in each if isinstance(one, str)])
-    noted = (await job.memory()).source_files
-    if noted is None:
-        await job.note(source_files=present)
-    elif noted != present:
-        changed = [
-            f"disk {key}: {Path(one[0]).name if isinstance(one, tuple) else one.rpartition(' ')[0]}"
-            for key, each in found.items()
-            for one in each
-            if repr(one) not in noted
-        ]
-        raise DiskReadFailed(
-            f"{'; '.join(dict.fromkeys(changed)) or 'a source file'} was changed or replaced while it was being imported",
-            hint="let its copying into the import root finish first, then submit again",
-        )
-
-
-def _as_they_are(disk: PassDisk) -> list[tuple[str, int, int, int]]:
-    """Each file's path, size, time of its last change and inode. DiskReadFailed, where one is gone."""
-    found = []
-    for path in paths(disk.reader):
-        try:
-            status = Path(path).stat()
-        except OSError as error:
-            raise DiskReadFailed(
-                f"disk {disk.key}: the source file {Path(path).name} is gone: {error.strerror}",
-                hint="put it back, or mount its file system again, and submit again",
-            ) from error
-        found.append((path, status.st_size, status.st_mtime_ns, status.st_ino))
-    return found
 
 
 # ── V2vProcessing, Starting ──────────────────────────────────────────────────────────────────────────────────────────

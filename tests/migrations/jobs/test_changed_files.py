@@ -1,14 +1,23 @@
 """A file that is written to, or replaced, while a job reads it: also one that only an image names. Two halves are no disk."""
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from synvirt.disks.specs import RawSpec
+from synvirt.errors import DiskReadFailed
+from synvirt.jobs.stop import Stop
+from synvirt.migrations.files import refuse_changed
+from synvirt.migrations.job import Job
+from synvirt.migrations.memory import JobMemory, noting
+from synvirt.migrations.passes import PassDisk
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.programs import run
+from synvirt.remote import Remote
 from synvirt.sizes import MIB
 from tests.fakes.workers import in_process
 from tests.house import House, offline_plan
@@ -110,3 +119,45 @@ def test_an_image_that_is_changed_between_two_starts_is_named_with_its_disk(hous
     last = replaced_image.stat().st_mtime_ns
     os.utime(replaced_image, ns=(last, last + 1))
     assert_failed(house, house.run(job.id), "disk disk0: top.qcow2 was changed or replaced")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_job_that_an_earlier_version_began_knows_its_files(house: House, base: Path, changes: bool) -> None:
+    """It noted them as one text."""
+    top = house.imports / "top.qcow2"
+    job = submitted(house)
+    run_until_death(house, job, lambda: flushed(house, job))
+    status = top.stat()
+    earlier = repr([(str(top), status.st_size, status.st_mtime_ns, status.st_ino)])
+    change = house.store.memory.change(job.id, JobMemory, lambda before: noting(before, files=None, source_files=earlier))
+    assert change.files is None
+    if changes:
+        os.utime(top, ns=(status.st_mtime_ns, status.st_mtime_ns + 1))
+        assert_failed(house, house.run(job.id), "disk disk0: top.qcow2 was changed or replaced")
+    else:
+        assert house.run(job.id).state == State.COMPLETED
+
+
+@pytest.mark.parametrize("note", ["now", "earlier"])
+def test_of_a_remote_file_that_changed_the_name_is_said_and_not_its_version(house: House, base: Path, note: str) -> None:
+    """A name and a version may both have blanks, and one name may be the beginning of another."""
+    job = Job(submitted(house), house.rooms, Stop())
+    one, other = "Disk 1", "Disk 1 1"
+
+    def disks(version: str) -> list[PassDisk]:
+        readers = {
+            key: RawSpec(path=key, remote=Remote(url="https://files.example/"), version=known)
+            for key, known in ((one, '9 "a"'), (other, version))
+        }
+        return [PassDisk(key, reader, key, 9) for key, reader in readers.items()]
+
+    if note == "earlier":
+        texts = repr([f'https://files.example/{one} 9 "a"', f'https://files.example/{other} 9 "b c"'])
+        house.store.memory.change(job.id, JobMemory, lambda before: noting(before, source_files=texts))
+    for _ in range(2):
+        asyncio.run(refuse_changed(job, disks('9 "b c"')))
+    with pytest.raises(DiskReadFailed) as refused:
+        asyncio.run(refuse_changed(job, disks('8 "b c"')))
+    words = "was changed or replaced while it was being imported"
+    assert refused.value.detail == f"disk {other}: https://files.example/{other} {words}"
