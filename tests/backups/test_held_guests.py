@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ import pytest
 
 from synvirt.backups.orders import ServeOrder
 from synvirt.backups.sources import bitmap
-from synvirt.backups.sources.guest import Keeping
+from synvirt.backups.sources.guest import SNAPSHOTS_LEFT_OUT, Ask, Keeping, Sources
 from synvirt.backups.sources.made import Made
 from synvirt.backups.working import Working
 from synvirt.errors import Cancelled, Internal, PersistFailed, SourceSnapshotFailed
@@ -54,6 +55,65 @@ def test_a_failed_run_lets_go_of_its_guest_though_the_store_is_away_and_says_why
     with pytest.raises(Cancelled), Keeping(ledger, way, made):  # type: ignore[arg-type]
         raise Cancelled
     assert way.swept == ["one"]
+
+
+class Held:
+    """A domain with snapshots, and its host."""
+
+    def __init__(self, *snapshots: str) -> None:
+        self.snapshots = snapshots
+
+    def use(self) -> "Held":
+        return self
+
+    def lookupByName(self, _name: str) -> "Held":  # noqa: N802 - libvirt's names
+        return self
+
+    def UUIDString(self) -> str:  # noqa: N802
+        return "v"
+
+    def name(self) -> str:
+        return "web"
+
+    def listAllSnapshots(self, _flags: int) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(getName=lambda name=name: name) for name in self.snapshots]
+
+
+class AnyGuest:
+    name = "scan"
+
+    def fits(self, _domain: Any) -> None:
+        return None
+
+    @contextmanager
+    def open(self, _domain: Any, _ask: Ask) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "reported"),
+    [
+        ((), []),
+        (("before",), [(SNAPSHOTS_LEFT_OUT, "of web there is 1 snapshot, not backed up: before; its present state alone is")]),
+        (("a", "b"), [(SNAPSHOTS_LEFT_OUT, "of web there are 2 snapshots, not backed up: a, b; its present state alone is")]),
+    ],
+)
+def test_a_run_warns_that_the_snapshots_of_a_guest_are_not_backed_up(
+    snapshots: tuple[str, ...], reported: list[tuple[str, str]]
+) -> None:
+    warned: list[tuple[str, str]] = []
+    ask = Ask(
+        vm_id="web",
+        job_id=uuid4(),
+        quiesce="off",
+        base=lambda _: None,
+        move=lambda _: None,
+        warn=lambda code, message: warned.append((code, message)),
+        stop=lambda: False,
+    )
+    sources = Sources(Held(*snapshots), Away(), (AnyGuest(),))  # type: ignore[arg-type]
+    with sources.open(ask):
+        assert warned == reported
 
 
 def test_a_job_that_fills_its_folder_is_ended_again_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,15 @@ def test_a_qcow2_chain_under_the_root(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_snapshots_inside_an_image_are_said_not_to_be_imported(tmp_path: Path) -> None:
+    path = appliances.image(tmp_path, "a.qcow2", "qcow2", appliances.raw_disk())
+    assert "disk-snapshots:disk0" not in concern_ids(inspected(path))
+    for name in ("one", "two"):
+        programs.run(["qemu-img", "snapshot", "-c", name, str(path)], timeout_s=60)
+    (found,) = (one for one in inspected(path).concerns if one.id == "disk-snapshots:disk0")
+    assert found.assessment == "The image of disk disk0 has 2 snapshots. Its current state alone is imported."
+
+
 @pytest.mark.parametrize("backing", ["/etc/hostname", "../secret.qcow2", "json:{}", "nbd://127.0.0.1/x"])
 def test_a_backing_file_out_of_the_root(backing: str, tmp_path: Path) -> None:
     root = tmp_path / "imports"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from synvirt.machines.partitions import Layout
 from synvirt.model.machine import Concern, Disk, GuestOs, VmManifest
 from synvirt.nearest import in_short
-from synvirt.sizes import KIB, sized
+from synvirt.sizes import KIB, counted, sized
 
 UNKNOWN_GUEST = "guest-unknown"
 TARGET_TOO_SMALL = "target-too-small"
@@ -318,8 +318,18 @@ def snapshots_present(count: int) -> Concern:
         id="snapshots-present",
         category="Information",
         label="Snapshots are not imported",
-        assessment=f"The VM has {count} snapshot{'s' if count != 1 else ''}. Its current state alone is imported.",
+        assessment=f"The VM has {counted(count, 'snapshot')}. Its current state alone is imported.",
         remedy="Export from a snapshot, or revert to it first, if you need an older state.",
+    )
+
+
+def disk_snapshots(key: str, count: int) -> Concern:
+    return Concern(
+        id=f"disk-snapshots:{key}",
+        category="Information",
+        label="Snapshots inside a disk are not imported",
+        assessment=f"The image of disk {key} has {counted(count, 'snapshot')}. Its current state alone is imported.",
+        remedy="If you need an older state: qemu-img snapshot -a NAME on a copy of the image, and import that.",
     )
 
 

@@ -10,6 +10,7 @@ from synvirt.hypervisor.domain_xml import build
 from synvirt.live.libvirt.manifest import DiskSize, Seen, backed_up_disks, manifest, parse, untracked
 from synvirt.machines.concerns import LEFT_OUT
 from synvirt.migrations.landing import machine_of
+from synvirt.model.machine import Snapshot
 from synvirt.sizes import GIB, MIB
 from tests.contracts.hypervisors import job
 from tests.fakes.hypervisor import HOST
@@ -212,3 +213,10 @@ def test_a_guest_that_was_migrated_away_is_not_moved_from_here() -> None:
 def test_a_guest_that_is_off_for_an_unknown_reason_is_moved_and_said_so() -> None:
     found = manifest(parse("<domain><name>n</name><devices/></domain>"), Seen({}, "off", why_off_unknown=True))
     assert [(one.id, one.category) for one in found.concerns] == [("off-unknown", "Information")]
+
+
+def test_snapshots_are_said_not_to_be_imported() -> None:
+    found = manifest(parse("<domain><name>n</name><devices/></domain>"), Seen({}, "on", snapshots=(Snapshot(id="s"),)))
+    assert [one.assessment for one in found.concerns if one.id == "snapshots-present"] == [
+        "The VM has 1 snapshot. Its current state alone is imported."
+    ]

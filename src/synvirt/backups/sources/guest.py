@@ -25,9 +25,12 @@ from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import BackupNotFound, Cancelled, Internal, SynvirtError
 from synvirt.kvm.connection import Connection, load, translated
 from synvirt.model.values import now
+from synvirt.nearest import in_short
 from synvirt.repository.manifest import Manifest, Mark
 
 LOCK_POLL_S = 0.2
+# The code of a run's warning.
+SNAPSHOTS_LEFT_OUT = "E_BAK_SNAPSHOTS_LEFT_OUT"
 
 Consistency = Literal["application", "filesystem", "crash", "offline"]
 
@@ -124,6 +127,7 @@ class Sources:
         vm_id = _uuid(domain, ask.vm_id)
         with self.alone(vm_id, ask.stop):
             self._sweep(vm_id)
+            _warn_of_snapshots(domain, ask)
             for way in self._ways:
                 why_not = way.fits(domain)
                 if why_not is None:
@@ -245,6 +249,15 @@ def found(connection: Any, vm_id: str) -> Any:
             if error.get_error_code() not in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
                 raise Internal(f"the hypervisor does not say whether it has {vm_id}: {error}") from error
     raise BackupNotFound(f"this host has no domain {vm_id}", hint="vm_ids are names or UUIDs of this host's libvirt")
+
+
+def _warn_of_snapshots(domain: Any, ask: Ask) -> None:
+    """Warns of the guest's snapshots that libvirt knows: a point has its disks as they are now, and no state before."""
+    with translated(Internal, f"the hypervisor does not say which snapshots {ask.vm_id} has"):
+        name, names = domain.name(), [str(one.getName()) for one in domain.listAllSnapshots(0)]
+    if names:
+        what = "is 1 snapshot" if len(names) == 1 else f"are {len(names)} snapshots"
+        ask.warn(SNAPSHOTS_LEFT_OUT, f"of {name} there {what}, not backed up: {in_short(names)}; its present state alone is")
 
 
 def _uuid(domain: Any, vm_id: str) -> str:

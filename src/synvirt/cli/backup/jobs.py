@@ -69,7 +69,7 @@ def add_job(
     bandwidth: Bandwidth = None,
     keep: Retention,
 ) -> None:
-    """Make a backup job; all points are kept where no --keep says else.
+    """Make a backup job; all points are kept where no --keep says else. Snapshots of the guests are not backed up.
 
     Example: synvirt backup add-job web db --name nightly --repository here --schedule "0 2 * * *" --keep-daily 7
     """

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 from synvirt import xml_document
 from synvirt.errors import Internal
 from synvirt.kvm.foreign_domain import rebuilt
-from synvirt.machines.concerns import left_out
+from synvirt.machines.concerns import left_out, snapshots_present
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
@@ -270,6 +270,8 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             assessment="what it has in its memory is not moved, and is lost when it is powered off for the cut-over",
             remedy="Resume it, or shut it down, at the source first.",
         )
+    if seen.snapshots:
+        yield snapshots_present(len(seen.snapshots))
     for key, disk in data_disks(domain):
         yield from _concerns_of_disk(key, disk, seen)
     yield from _attached_twice(domain)

@@ -12,6 +12,7 @@ from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox.concerns import concerns
 from synvirt.live.proxmox.config import Drive
 from synvirt.live.proxmox.seen import Seen, Volume
+from synvirt.machines.concerns import snapshots_present
 from synvirt.model.machine import Disk, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import MIB
 
@@ -46,6 +47,7 @@ def manifest(seen: Seen) -> VmManifest:
     reasons = [*of_all, *(reason for drive in drives if (reason := untracked(drive, seen)) is not None)]
     efi = settings.volume_of(config, "efidisk0")
     cores = max(settings.number(config.get("cores"), 1), 1)
+    snapshots = tuple(_snapshots(seen))
     sockets = max(settings.number(config.get("sockets", config.get("smp")), 1), 1)
     return VmManifest(
         vm_id=seen.vm_id,
@@ -64,8 +66,8 @@ def manifest(seen: Seen) -> VmManifest:
         cbt_reason="; ".join(reasons) or None,
         disks=tuple(_disk(drive, seen, of_all) for drive in drives),
         nics=tuple(_nics(seen)),
-        snapshots=tuple(_snapshots(seen)),
-        concerns=tuple(concerns(seen, drives)),
+        snapshots=snapshots,
+        concerns=(*concerns(seen, drives), *([snapshots_present(len(snapshots))] if snapshots else [])),
     )
 
 

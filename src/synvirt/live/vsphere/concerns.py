@@ -21,6 +21,7 @@ from synvirt.live.vsphere.disks import (
     virtual_disks,
 )
 from synvirt.live.vsphere.ways import EXPORT, Way, mostly_empty_disks
+from synvirt.machines.concerns import snapshots_present
 from synvirt.model.machine import Concern, Snapshot
 from synvirt.sizes import GIB, MIB
 
@@ -73,6 +74,8 @@ def concerns_of(
         yield from _of_disk(disk, store_types, by_files=ways[str(disk.key)].name in ("datastore", "esxi"))
     yield from _of_stores(disks, space)
     yield from _of_leftovers(found, space)
+    if snapshots:
+        yield snapshots_present(len(snapshots))
     yield from _of_old_snapshots(found, snapshots, now, space)
 
 
