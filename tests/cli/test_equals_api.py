@@ -53,7 +53,7 @@ COMMANDS = {
     "GET /backup/runs": "backup runs job_id=--job",
     "GET /backup/runs/stream": "backup watch run_id=",
     "GET /backup/runs/{}": "backup show",
-    "DELETE /backup/runs/{}": "backup remove-run",
+    "DELETE /backup/runs/{}": "backup remove-run volumes=",
     "POST /backup/runs/{}/cancel": "backup cancel guest_writes=--lose-guest-writes",
     "GET /migrator/destinations": "destinations",
     "GET /migrator/windows": "windows list",

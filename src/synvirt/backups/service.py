@@ -324,21 +324,27 @@ class Backups:
             return self._run(job, "asked")
 
     def remove_run(self, run_id: UUID) -> None:
-        """BackupConflict, if it has not ended, or is the last run of its job, which the schedule depends on."""
+        """BackupConflict, if it has not ended. A job whose last run it was has none until it runs again: its schedule goes by
+        `scheduled_to`, and an earlier run must not be made up for once more."""
         with self.runs.lock:
             run = self.runs.get(run_id)
             if run.status not in ENDS:
                 raise BackupConflict(f"run {run_id} has not ended: it is {run.status}", hint="cancel it first")
-            if any(job.last_run_id == run_id for job in self._jobs.all()):
-                raise BackupConflict(f"run {run_id} is the last one of its job", hint="run the job again, or remove the job")
+            # The jobs first: the schedule looks their last runs up.
+            for job in self._jobs.all():
+                if job.last_run_id == run_id:
+                    self._jobs.put(job.model_copy(update={"last_run_id": None}))
             self.runs.remove(run_id)
 
     def remove_older_runs(self, days: float) -> None:
-        """Removes the runs of this host that ended this many days ago, but the last one of each job. Never raises."""
+        """Removes the runs of this host that ended this many days ago, but the last one of each job: the schedule may yet
+        make up for it. Never raises."""
         try:
+            last = {job.last_run_id for job in self._jobs.all()}
             for run in self.runs.ended_before(now() - timedelta(days=days)):
                 with contextlib.suppress(BackupConflict, BackupNotFound):
-                    self.remove_run(run.id)
+                    if run.id not in last:
+                        self.remove_run(run.id)
         except SynvirtError as error:
             _log.warning("old runs cannot be removed now", cause=error.detail)
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -59,6 +60,33 @@ def test_a_run_is_accepted_without_a_body_and_ends_completed(service: Service, c
     for path in ("/repositories", "/jobs", "/runs"):
         page = client.get(path, params={"limit": 1}).json()
         assert (len(page["items"]), page["next_cursor"]) == (1, None)
+
+
+@pytest.mark.parametrize("query", ["", "?volumes=keep", "?volumes=destroy"])
+def test_an_ended_run_is_removed_also_as_the_last_one_of_its_job(
+    service: Service, client: httpx.Client, tmp_path: Path, query: str
+) -> None:
+    body = {"name": "here", "kind": "local", "path": str(tmp_path / "repository")}
+    repository = client.post("/repositories", json=body).json()
+    asked = {"name": "nightly", "vm_ids": ["web"], "repository_id": repository["id"], "schedule": "0 2 * * *"}
+    job = client.post("/jobs", json=asked).json()
+    run = client.post(f"/jobs/{job['id']}/run").json()["id"]
+    ended(service.backups, run)
+    before = client.get(f"/jobs/{job['id']}").json()
+    assert client.delete(f"/runs/{run}{query}").status_code == 204
+    assert client.get(f"/runs/{run}").json()["code"] == "E_BAK_NOT_FOUND"
+    assert client.get(f"/jobs/{job['id']}").json() == before | {"last_run_id": None}
+    assert len(client.get("/restore-points").json()["items"]) == 1
+    # The schedule goes on without it, and the job can be run.
+    assert service.backups.run_due(datetime.fromisoformat(before["created_at"])) == []
+    again = client.post(f"/jobs/{job['id']}/run").json()["id"]
+    ended(service.backups, again)
+    assert client.get(f"/jobs/{job['id']}").json()["last_run_id"] == again
+
+
+def test_a_run_s_volumes_are_kept_or_destroyed_and_nothing_else(client: httpx.Client) -> None:
+    refused = client.delete(f"/runs/{uuid4()}?volumes=all")
+    assert (refused.status_code, refused.json()["code"]) == (400, "E_BAK_BAD_REQUEST")
 
 
 def test_what_is_begun_has_a_place(service: Service, client: httpx.Client, tmp_path: Path) -> None:

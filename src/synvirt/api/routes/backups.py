@@ -42,6 +42,7 @@ from synvirt.backups.retention import Retention
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest, BackupNotFound
 from synvirt.jobs.instant import GuestWrites
+from synvirt.migrations.removing import Volumes
 from synvirt.model.job import Progress
 from synvirt.model.values import Model
 from synvirt.settings import Settings
@@ -319,8 +320,14 @@ def _runs(router: APIRouter, backups: Backups) -> None:
         return backups.runs.get(run_id)
 
     @router.delete("/runs/{run_id}", status_code=204)
-    def remove_run(run_id: UUID) -> None:
-        """Remove the record of a run that has ended; its restore points stay. 409 while it runs, and for a job's last run."""
+    def remove_run(
+        run_id: UUID,
+        volumes: Annotated[
+            Volumes | None, Query(description="as for migrations; an ended run has kept none of its own")
+        ] = None,
+    ) -> None:
+        """Remove the record of a run that has ended. Its restore points stay, and so does what it restored, whatever `volumes`
+        says. 409 while it runs."""
         backups.remove_run(run_id)
 
     @router.post("/runs/{run_id}/cancel", status_code=202, response_model=BackupRun)

@@ -21,6 +21,7 @@ from synvirt.jobs.instant import GuestWrites
 from synvirt.migrations.intake import Intake, still
 from synvirt.migrations.planning.foreseen import DryRun
 from synvirt.migrations.planning.retrying import merged
+from synvirt.migrations.removing import Volumes
 from synvirt.model.job import Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
@@ -185,9 +186,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     @router.delete("/{migration_id}", status_code=204)
     def remove(
         migration_id: UUID,
-        volumes: Annotated[
-            Literal["keep", "destroy"] | None, Query(description="what happens to the volumes that a failed job kept")
-        ] = None,
+        volumes: Annotated[Volumes | None, Query(description="what happens to the volumes that a failed job kept")] = None,
     ) -> None:
         """Remove an ended job. If it failed and kept its volumes, `volumes` must say whether to keep or destroy them: 409
         without it. A job that has not ended, or still has to tidy up at its source: 409."""
