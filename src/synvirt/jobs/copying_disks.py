@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -182,7 +181,6 @@ class Preparing:
 
 
 def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, shared: Callable[[int], None] | None) -> None:
-    progress = Progress(disk.key, wire)
     if isinstance(disk.writer, Qcow2WriterSpec):
         _as_qcow2(disk, Path(disk.writer.path), order.bandwidth_bps, wire, openers)
         return
@@ -193,61 +191,100 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         Checksums(disk.checksums, stop=wire.stop) as checksums,
         _hashed(disk, writer.size) as hashes,
     ):
-        rest = clone(reader, writer, wire.stop)
+        _DiskCopy(disk, order, wire, openers, shared, reader, writer, files, checksums, hashes).carry_out(pace)
+
+
+@dataclass(frozen=True, slots=True)
+class _DiskCopy:
+    """The copy of one disk, whose reader and writer are open."""
+
+    disk: DiskOrder
+    order: CopyOrder
+    wire: Wire
+    openers: Openers
+    shared: Callable[[int], None] | None
+    reader: DiskReader
+    writer: DiskWriter
+    files: Files
+    checksums: Checksums
+    hashes: BlockHashes | None
+
+    def carry_out(self, pace: Pace) -> None:
+        """Copies, then checks what was copied and what was left out, and reports the disk as finished."""
+        disk, hashes, progress = self.disk, self.hashes, Progress(self.disk.key, self.wire)
+        rest = clone(self.reader, self.writer, self.wire.stop)
         began_at = time.monotonic()
+        try:
+            if disk.since_bytes and not isinstance(disk.reader, PointSpec) and begins_anew(disk.reader):
+                pass_over(self.reader, disk.since_bytes, pace)
+            copied = self._copied(rest, progress)
+        except Cancelled:
+            if not self.wire.stop():
+                self.checksums.verify()  # a wrong digest, found before the copy's end, is why it stopped
+            raise
+        if disk.zero_rest:
+            self.writer.zero(self.reader.size, self.writer.size - self.reader.size)
+            self.writer.flush()
+        # Finished only when the archive's own digest has shown that the copy is what was exported.
+        self.checksums.verify()
+        self.files.refuse_changed()
+        # Shared blocks were not read. Reading them for the hashes would take longer than the copy.
+        if hashes is not None and not rest.bytes_cloned:
+            _filled(hashes, disk, self.openers, time.monotonic() - began_at, self.wire)
+        if disk.verify and disk.sample is not None:
+            checked = self._verified(copied, progress)
+        else:
+            checked = _sampled(disk, self.reader, copied.bytes_total, self.openers)
+        if hashes is not None:
+            hashes.close()  # before the disk is reported as finished: it is not opened again, even after a kill
+        progress.flushed(copied, finished=True, bytes_checked=checked)
+
+    def _copied(self, rest: DiskReader, progress: Progress) -> Copied:
+        """Copies `rest`: what could not be shared."""
+        disk, order, hashes = self.disk, self.order, self.hashes
 
         def flushed(copied: Copied) -> None:
-            files.refuse_changed()
+            self.files.refuse_changed()
             if hashes is not None:
                 hashes.settle(copied.watermark)
             progress.flushed(copied)
 
-        try:
-            if disk.since_bytes and not isinstance(disk.reader, PointSpec) and begins_anew(disk.reader):
-                pass_over(reader, disk.since_bytes, pace)
-            copied = copy(
-                rest if hashes is None else hashes.reading(rest, fresh=disk.fresh, since=disk.since_bytes),
-                writer if hashes is None else hashes.writing(writer),
-                since=disk.since_bytes,
-                fresh=disk.fresh,
-                threads=order.threads or (max(default_threads(), WAITING_THREADS) if _waits(disk.reader) else None),
-                bandwidth_bps=order.bandwidth_bps,
-                shared=shared,
-                flush_every_s=order.flush_every_s,
-                stop=checksums.stop,
-                on_progress=progress.moved,
-                on_watermark=flushed,
-            )
-        except Cancelled:
-            if not wire.stop():
-                checksums.verify()  # a wrong digest, found before the copy's end, is why it stopped
-            raise
-        if disk.zero_rest:
-            writer.zero(reader.size, writer.size - reader.size)
-            writer.flush()
-        # Finished only when the archive's own digest has shown that the copy is what was exported.
-        checksums.verify()
-        files.refuse_changed()
-        # Shared blocks were not read. Reading them for the hashes would take longer than the copy.
-        if hashes is not None and not rest.bytes_cloned:
-            _filled(hashes, disk, openers, time.monotonic() - began_at, wire)
-        if disk.verify and disk.sample is not None:
-            compared = partial(
-                all_unchanged,
-                reader,
-                known=(lambda _: None) if hashes is None else hashes.known,
-                threads=order.threads,
-                bandwidth_bps=order.bandwidth_bps,
-                shared=shared,
-                stop=wire.stop,
+        return copy(
+            rest if hashes is None else hashes.reading(rest, fresh=disk.fresh, since=disk.since_bytes),
+            self.writer if hashes is None else hashes.writing(self.writer),
+            since=disk.since_bytes,
+            fresh=disk.fresh,
+            threads=order.threads or (max(default_threads(), WAITING_THREADS) if _waits(disk.reader) else None),
+            bandwidth_bps=order.bandwidth_bps,
+            shared=self.shared,
+            flush_every_s=order.flush_every_s,
+            stop=self.checksums.stop,
+            on_progress=progress.moved,
+            on_watermark=flushed,
+        )
+
+    def _verified(self, copied: Copied, progress: Progress) -> int:
+        """Compares all that the source calls unchanged. The number of bytes compared. ChangesMissed."""
+        assert not isinstance(self.disk.writer, Qcow2WriterSpec)
+        with contextlib.closing(self.openers.reader(written(self.disk.writer))) as volume:
+            found = all_unchanged(
+                self.reader,
+                volume,
+                known=(lambda _: None) if self.hashes is None else self.hashes.known,
+                threads=self.order.threads,
+                bandwidth_bps=self.order.bandwidth_bps,
+                shared=self.shared,
+                stop=self.wire.stop,
                 on_progress=lambda done: progress.moved(_together(copied, done)),
             )
-            checked = _verified(disk, copied, openers, compared)
-        else:
-            checked = _sampled(disk, reader, copied.bytes_total, openers)
-        if hashes is not None:
-            hashes.close()  # before the disk is reported as finished: it is not opened again, even after a kill
-        progress.flushed(copied, finished=True, bytes_checked=checked)
+        if found.blocks:
+            missed = found.missed_by_sample(copied.bytes_total)
+            raise ChangesMissed(
+                f"the source called {found.blocks} blocks of {BLOCK_BYTES} bytes unchanged that have changed: {_named(found)}; "
+                f"the chance that a sample misses them all is {missed:.0%}",
+                hint=TRACKING_HINT,
+            )
+        return found.checked_bytes
 
 
 @contextlib.contextmanager
@@ -298,21 +335,6 @@ def _as_qcow2(disk: DiskOrder, path: Path, bandwidth_bps: int | None, wire: Wire
 
 def _waits(spec: ReaderSpec | PointSpec) -> bool:
     return not isinstance(spec, PointSpec) and elsewhere(spec)
-
-
-def _verified(disk: DiskOrder, copied: Copied, openers: Openers, compared: Callable[[DiskReader], Differing]) -> int:
-    """Compares all that the source calls unchanged. The number of bytes compared. ChangesMissed."""
-    assert not isinstance(disk.writer, Qcow2WriterSpec)
-    with contextlib.closing(openers.reader(written(disk.writer))) as volume:
-        found = compared(volume)
-    if found.blocks:
-        missed = found.missed_by_sample(copied.bytes_total)
-        raise ChangesMissed(
-            f"the source called {found.blocks} blocks of {BLOCK_BYTES} bytes unchanged that have changed: {_named(found)}; "
-            f"the chance that a sample misses them all is {missed:.0%}",
-            hint=TRACKING_HINT,
-        )
-    return found.checked_bytes
 
 
 def _named(found: Differing) -> str:
