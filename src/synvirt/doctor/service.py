@@ -5,9 +5,9 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from uuid import UUID
 
@@ -23,6 +23,9 @@ from synvirt.sizes import MIB, counted, sized
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection as Database
+    from sqlalchemy import Table
+
+    from synvirt.model.values import Model
 
 # The store's log alone may need as much for a moment.
 FREE_LEAST_BYTES = 16 * MIB
@@ -167,11 +170,18 @@ def credentials(settings: Settings) -> str:
     return f"the key opens those of {counted(len(rows), 'source')}"
 
 
-def _quarantined(connection: "Database") -> list[str]:
-    """Each stored document that this version cannot read, with its cause. Of jobs, rehearsals and members of waves only those
-    that have not ended are read, of runs and restore points, which are many, only the versions."""
-    import sqlalchemy
+class _Documents(NamedTuple):
+    """A table of stored documents. `models`: by kind, those that are read; of the other kinds, which are many, only the versions
+    are. `ends`: the states whose documents are left out. `named_by`: the columns that name a document."""
 
+    table: "Table"
+    models: "dict[str, type[Model]]"
+    ends: Collection[object] = ()
+    named_by: tuple[str, ...] = ("id",)
+
+
+def _documents() -> list[_Documents]:
+    """All tables of documents. Of jobs, rehearsals and members of waves only those that have not ended are looked at."""
     from synvirt.backups.model import BackupJob, BackupRepository
     from synvirt.fleet.model import MEMBER_ENDS, Member, Wave
     from synvirt.model.files import Upload
@@ -179,46 +189,48 @@ def _quarantined(connection: "Database") -> list[str]:
     from synvirt.model.kinds import ENDS
     from synvirt.model.rehearsal import REHEARSED, Rehearsal
     from synvirt.model.sources import Source
-    from synvirt.model.values import Model
+    from synvirt.store import tables
     from synvirt.store.access import Token
+
+    return [
+        _Documents(tables.migrations, {"migration": Migration}, ENDS),
+        _Documents(tables.sources, {"source": Source}),
+        _Documents(tables.uploads, {"upload": Upload}),
+        _Documents(tables.backups, {"job": BackupJob, "repository": BackupRepository}),
+        _Documents(tables.tokens, {"token": Token}),
+        _Documents(tables.memory, {}, named_by=("migration_id",)),
+        _Documents(tables.ledger, {}),
+        _Documents(tables.rehearsals, {"rehearsal": Rehearsal}, REHEARSED),
+        _Documents(tables.waves, {"wave": Wave}),
+        _Documents(tables.wave_members, {"wave_member": Member}, MEMBER_ENDS, ("wave_id", "member_id")),
+    ]
+
+
+def _quarantined(connection: "Database") -> list[str]:
+    """Each stored document that this version cannot read, with its cause."""
+    import sqlalchemy
+
     from synvirt.store.documents import VERSION, check_version, parsed
-    from synvirt.store.tables import (
-        backups,
-        ledger,
-        memory,
-        migrations,
-        rehearsals,
-        sources,
-        tokens,
-        uploads,
-        wave_members,
-        waves,
-    )
 
     looked_at = sqlalchemy.inspect(connection)
-    ends = {migrations: ENDS, rehearsals: REHEARSED, wave_members: MEMBER_ENDS}
-    names = {memory: ("migration_id",), wave_members: ("wave_id", "member_id")}
-    kinds: dict[str, type[Model]] = {"job": BackupJob, "repository": BackupRepository, "token": Token}
-    kinds |= {"migration": Migration, "source": Source, "upload": Upload}
-    kinds |= {"rehearsal": Rehearsal, "wave": Wave, "wave_member": Member}
     found = []
-    for table in (migrations, sources, uploads, backups, tokens, memory, ledger, rehearsals, waves, wave_members):
+    for table, models, ends, named_by in _documents():
         if not looked_at.has_table(table.name):
             continue
+        # A store that no service of this version has opened yet may lack columns.
         there = {column["name"] for column in looked_at.get_columns(table.name)}
-        columns = [column for column in table.c if column.name in there]
-        query = sqlalchemy.select(*columns).order_by(*table.primary_key)
-        if table in ends:
-            query = query.where(table.c.state.not_in([str(end) for end in ends[table]]))
+        query = sqlalchemy.select(*(column for column in table.c if column.name in there)).order_by(*table.primary_key)
+        if ends:
+            query = query.where(table.c.state.not_in([str(end) for end in ends]))
         for row in connection.execute(query):
-            kind = row.kind if table is backups else table.name.removesuffix("s")
+            kind = row.kind if table.name == "backups" else table.name.removesuffix("s")
             version = getattr(row, "version", VERSION)
             try:
                 check_version(kind, version)
-                if kind in kinds:
-                    parsed(kinds[kind], row.document, version)
+                if kind in models:
+                    parsed(models[kind], row.document, version)
             except SynvirtError as error:
-                name = " ".join(str(getattr(row, column)) for column in names.get(table, ("id",)))
+                name = " ".join(str(getattr(row, column)) for column in named_by)
                 found.append(f"{kind.replace('_', ' ')} {name}: {error.detail}")
     return found
 
