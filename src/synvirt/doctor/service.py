@@ -171,8 +171,8 @@ def credentials(settings: Settings) -> str:
 
 
 class _Documents(NamedTuple):
-    """A table of stored documents. `models`: by kind, those that are read; of the other kinds, which are many, only the versions
-    are. `ends`: the states whose documents are left out. `named_by`: the columns that name a document."""
+    """A table of stored documents. `models`: by kind, those that are read; of other kinds, which are many, only versions are.
+    `ends`: the states whose documents are left out. `named_by`: the columns that name a document."""
 
     table: "Table"
     models: "dict[str, type[Model]]"
