@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from uuid import UUID
 
 import httpx
@@ -89,6 +90,18 @@ def test_every_route_by_every_role(served: tuple[Service, httpx.Client]) -> None
                 continue  # it would be done
             with client.stream(method, path, headers=basic(str(role))) as answer:
                 assert (answer.status_code == 403) is not role.reaches(needed), f"{role} {method} {path}: {answer.status_code}"
+
+
+@pytest.mark.parametrize("ending", ["%0A", "%0D", "%00", "%7F"])
+def test_no_route_answers_at_a_path_that_no_rule_has(ending: str, served: tuple[Service, httpx.Client]) -> None:
+    """A route's pattern ends with `$`, which matches before a newline, too; the rules match whole paths."""
+    service, client = served
+    for method, path in routes(service):
+        answer = client.request(method, f"{path}{ending}", headers=basic("viewer"))
+        assert answer.status_code == 404, f"{method} {path}: {answer.status_code}"
+        assert needed_role(method, path + unquote(ending)) is Role.ADMIN
+    token = client.post(f"{API}/tokens{ending}", headers=basic("operator"), json={"name": "a", "role": "admin"})
+    assert token.status_code == 404
 
 
 def test_every_get_is_a_head_too(served: tuple[Service, httpx.Client]) -> None:

@@ -25,6 +25,7 @@ from synvirt.acting import Act, acting
 from synvirt.api.callers.coming import BASIC, OIDC, PAGE, TOKEN, Caller, Coming, shown_account
 from synvirt.api.callers.oidc import Began, Oidc, browser_in
 from synvirt.api.callers.origin import READING
+from synvirt.api.callers.roles import is_path
 from synvirt.api.callers.sessions import Sessions, secret_in
 from synvirt.api.problems import answered, of_its_side, problem
 from synvirt.errors import Forbidden, NotFound, SynvirtError, Unauthorized
@@ -112,6 +113,9 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] == "http" and not is_path(scope["path"]):
+            await answered(scope, NotFound("a path has no control characters"))(scope, receive, send)
             return
         scope[KNOWN], scope[DOOR] = bool(scope.get(LOCAL)), self
         if scope.get(LOCAL):

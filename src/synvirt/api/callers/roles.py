@@ -36,6 +36,9 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     (frozenset({"POST"}), "/(migrations|waves|windows)/[^/]+/(remove|destroy)|/migrations/[^/]+/fence", Role.ADMIN),
     (frozenset({"PATCH"}), "/api/v1/backup/restore-points/[^/]+", Role.ADMIN),  # its protection
 )
+# No path has these. A route's pattern ends with `$`, which in Python also matches before a newline at the end: a path with one
+# would reach its route, and match none of the rules above.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _COMPILED: Final = tuple((methods, re.compile(path), role) for methods, path, role in RULES)
 # The GETs that make the service connect elsewhere: another site's page must not cause that, whatever the browser knows. They
 # list a source's machines, and show a repository, which may be on a peer: in the API, whose clients know them as GETs, and on
@@ -49,12 +52,19 @@ CONNECTING: Final = re.compile(
 KEYS: Final = re.compile("/api/v1/backup/repositories/[^/]+/recovery-key")
 
 
+def is_path(text: str) -> bool:
+    """Whether the text of a request may be a path of ours. All others must be refused before they are looked at."""
+    return _CONTROL.search(text) is None
+
+
 def shows_key(path: str) -> bool:
     return KEYS.fullmatch(path) is not None
 
 
 def needed_role(method: str, path: str) -> Role:
-    """`path`: under {base_url}."""
+    """`path`: under {base_url}. What is no path needs the highest role."""
+    if not is_path(path):
+        return Role.ADMIN
     method = "GET" if method == "HEAD" else method
     for methods, pattern, role in _COMPILED:
         if (methods is None or method in methods) and pattern.fullmatch(path):
