@@ -4,9 +4,9 @@ A disk's key is its target (`vda`): no two disks of a domain share one, and libv
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 from xml.etree.ElementTree import Element
 
 from synvirt import xml_document
@@ -219,6 +219,63 @@ def _nics(domain: Element, addresses: dict[str, tuple[str, ...]]) -> Iterator[Ni
         )
 
 
+# The concerns of a domain's state: when each applies.
+_OF_STATE: Final[tuple[tuple[Callable[[Seen], bool], Concern], ...]] = (
+    (
+        lambda seen: not seen.persistent,
+        Concern(
+            id="transient-domain",
+            category="Critical",
+            label="Transient domain",
+            assessment="it is gone from its host as soon as it is shut down, and could not be powered on again",
+            remedy="Make it persistent first: virsh dumpxml NAME > x.xml; virsh define x.xml.",
+        ),
+    ),
+    (
+        lambda seen: seen.saved,
+        Concern(
+            id="saved-memory",
+            category="Critical",
+            label="Saved memory",
+            assessment="its memory was saved to a file (managed save), and the disks alone are not the whole VM",
+            remedy="Start it and shut it down, or drop the saved memory: virsh managedsave-remove NAME.",
+        ),
+    ),
+    (
+        lambda seen: seen.power_state == "unknown",
+        Concern(
+            id="elsewhere",
+            category="Critical",
+            label="Migrated to another host",
+            assessment="it was live-migrated, or is being migrated, to another host, and stays defined on this one: its guest "
+            "runs there, on the same disks; or its libvirtd was restarted while it ran, and does not know what became of it",
+            remedy="Add that host as a source, and move the VM from there; if it runs nowhere, start it here first.",
+        ),
+    ),
+    (
+        lambda seen: seen.power_state != "unknown" and seen.why_off_unknown,
+        Concern(
+            id="off-unknown",
+            category="Information",
+            label="Off for an unknown reason",
+            assessment="it is off, and libvirt does not know why: its libvirtd was restarted since, or it was never started; "
+            "a guest that was live-migrated to another host, and stays defined on this one, looks the same",
+            remedy="Make sure that it runs on no other host, on the same disks.",
+        ),
+    ),
+    (
+        lambda seen: seen.power_state == "suspended",
+        Concern(
+            id="suspended",
+            category="Critical",
+            label="Suspended VM",
+            assessment="what it has in its memory is not moved, and is lost when it is powered off for the cut-over",
+            remedy="Resume it, or shut it down, at the source first.",
+        ),
+    ),
+)
+
+
 def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
     if seen.unreadable:
         yield Concern(
@@ -228,48 +285,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             assessment=seen.unreadable,
             remedy="Upgrade libvirt there, or import the VM's files: synvirt import PATH.",
         )
-    if not seen.persistent:
-        yield Concern(
-            id="transient-domain",
-            category="Critical",
-            label="Transient domain",
-            assessment="it is gone from its host as soon as it is shut down, and could not be powered on again",
-            remedy="Make it persistent first: virsh dumpxml NAME > x.xml; virsh define x.xml.",
-        )
-    if seen.saved:
-        yield Concern(
-            id="saved-memory",
-            category="Critical",
-            label="Saved memory",
-            assessment="its memory was saved to a file (managed save), and the disks alone are not the whole VM",
-            remedy="Start it and shut it down, or drop the saved memory: virsh managedsave-remove NAME.",
-        )
-    if seen.power_state == "unknown":
-        yield Concern(
-            id="elsewhere",
-            category="Critical",
-            label="Migrated to another host",
-            assessment="it was live-migrated, or is being migrated, to another host, and stays defined on this one: its guest "
-            "runs there, on the same disks; or its libvirtd was restarted while it ran, and does not know what became of it",
-            remedy="Add that host as a source, and move the VM from there; if it runs nowhere, start it here first.",
-        )
-    elif seen.why_off_unknown:
-        yield Concern(
-            id="off-unknown",
-            category="Information",
-            label="Off for an unknown reason",
-            assessment="it is off, and libvirt does not know why: its libvirtd was restarted since, or it was never started; "
-            "a guest that was live-migrated to another host, and stays defined on this one, looks the same",
-            remedy="Make sure that it runs on no other host, on the same disks.",
-        )
-    if seen.power_state == "suspended":
-        yield Concern(
-            id="suspended",
-            category="Critical",
-            label="Suspended VM",
-            assessment="what it has in its memory is not moved, and is lost when it is powered off for the cut-over",
-            remedy="Resume it, or shut it down, at the source first.",
-        )
+    yield from (concern for applies, concern in _OF_STATE if applies(seen))
     if seen.snapshots:
         yield snapshots_present(len(seen.snapshots))
     for key, disk in data_disks(domain):
