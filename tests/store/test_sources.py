@@ -1,7 +1,9 @@
 """Sources in the store, and the change of the key that seals them, whatever moment a crash comes at."""
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -72,6 +74,47 @@ def test_a_change_and_a_removal(store: Store) -> None:
     store.sources.remove(source.id)
     with pytest.raises(NotFound):
         store.sources.remove(source.id)
+
+
+def test_of_two_hosts_that_change_a_source_no_change_is_lost(store: Store, database_url: str) -> None:
+    source = a_source()
+    store.sources.add(source, b"", host="h")
+    other, together = Store(database_url), threading.Barrier(2, timeout=60)
+
+    def count(rows: Store, name: str) -> None:
+        def counted(found: Source, sealed: bytes) -> tuple[Source, bytes]:
+            more = {name: found.options.get(name, 0) + 1}
+            return found.model_copy(update={"options": found.options | more}), sealed + name.encode()
+
+        together.wait()
+        for _ in range(20):
+            rows.sources.change(source.id, counted, host="h")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(count, (store, other), ("a", "b")))
+    found, sealed = store.sources.opened(source.id)
+    assert (found.options, sorted(sealed)) == ({"a": 20, "b": 20}, sorted(b"ab" * 20))
+    other.close()
+
+
+def test_of_two_hosts_that_register_one_name_at_once_one_is_refused(store: Store, database_url: str) -> None:
+    other, together = Store(database_url), threading.Barrier(2, timeout=60)
+
+    def register(rows: Store, host: str) -> list[bool]:
+        done = []
+        for number in range(20):
+            together.wait()
+            try:
+                rows.sources.add(a_source(f"lab-{number}"), b"", host=host)
+                done.append(True)
+            except Conflict:
+                done.append(False)
+        return done
+
+    with ThreadPoolExecutor(2) as pool:
+        ours, theirs = pool.map(register, (store, other), ("a", "b"))
+    assert [one for one, same in zip(ours, theirs, strict=True) if one == same] == []
+    other.close()
 
 
 # ── sealed ───────────────────────────────────────────────────────────────────────────────────────────────────────────

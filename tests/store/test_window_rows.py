@@ -1,7 +1,9 @@
 """The service's windows: by their ids, shared by all hosts, and kept while a job waits for one."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
@@ -46,6 +48,26 @@ def test_windows_are_kept_by_their_ids(store: Store) -> None:
         with pytest.raises(NotFound) as found:
             gone("nigth")
         assert found.value.hint == "did you mean night?"
+
+
+def test_of_two_hosts_that_add_a_window_at_once_one_is_refused(store: Store, database_url: str) -> None:
+    other, together = Store(database_url), threading.Barrier(2, timeout=60)
+
+    def add(rows: Store) -> list[bool]:
+        done = []
+        for number in range(20):
+            together.wait()
+            try:
+                rows.windows.add(window(f"night-{number}"))
+                done.append(True)
+            except Conflict:
+                done.append(False)
+        return done
+
+    with ThreadPoolExecutor(2) as pool:
+        ours, theirs = pool.map(add, (store, other))
+    assert [one for one, same in zip(ours, theirs, strict=True) if one == same] == []
+    other.close()
 
 
 def test_a_window_stays_while_a_job_waits_for_it(store: Store) -> None:

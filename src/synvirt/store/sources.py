@@ -16,9 +16,11 @@ from synvirt.model.values import Model
 from synvirt.sizes import counted
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.ledger import LedgerEntry, Owner, forget, record, strike
-from synvirt.store.migration_rows import is_unended
+from synvirt.store.migration_rows import is_unended, one_at_a_time
 from synvirt.store.tables import ledger, migrations, secrets, sources, wave_hooks
 
+# Two sources of one name that are added at the same moment must not both find it free: "srcn".
+NAMES_LOCK = 0x7372636E
 # All sealed things: the kind of owner, the table, and the column with the owner's id.
 _SEALED = (
     ("source", sources, sources.c.id),
@@ -94,7 +96,7 @@ class SourceRows:
         """Changes a source. NotFound; Conflict, when another source has the new name, or when the endpoint changes while an
         unended job reads from the source."""
         with self._writing() as db:
-            row = _row(db, source_id)
+            row = _row(db, source_id, lock=True)
             before, was_sealed = _parsed(row), row.sealed
             after, sealed = change(before, was_sealed)
             if after.name != before.name:
@@ -111,7 +113,7 @@ class SourceRows:
     def remove(self, source_id: UUID) -> None:
         """Removes a source. NotFound; Conflict, while an unended job reads from it."""
         with self._writing() as db:
-            _check_unused(db, _parsed(_row(db, source_id)))
+            _check_unused(db, _parsed(_row(db, source_id, lock=True)))
             # The snapshots of its tests cannot be reached any more.
             forget(db, Owner("source", source_id))
             db.execute(delete(sources).where(sources.c.id == str(source_id)))
@@ -131,7 +133,7 @@ class SourceRows:
         count = 0
         with self._writing() as db:
             for owner, table, key in _SEALED:
-                for row in db.execute(select(key.label("id"), table.c.host, table.c.sealed)).all():
+                for row in db.execute(select(key.label("id"), table.c.host, table.c.sealed).with_for_update()).all():
                     sealed = reseal(Sealed(owner, UUID(row.id), row.host, row.sealed))
                     if sealed is not None:
                         db.execute(update(table).where(key == row.id).values(sealed=sealed))
@@ -201,6 +203,7 @@ def _check_unused(db: Connection, source: Source) -> None:
 
 
 def _check_name_free(db: Connection, source: Source) -> None:
+    one_at_a_time(db, NAMES_LOCK)
     same = select(sources.c.id).where(sources.c.name == source.name)
     if db.execute(same).first() is not None:
         raise Conflict(f"a source named {source.name!r} is registered", hint="choose another name, or change that one")

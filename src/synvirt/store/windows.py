@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from synvirt.errors import Conflict, NotFound, not_listed
 from synvirt.model.job import Migration
@@ -27,9 +28,12 @@ class WindowRows:
     def add(self, window: Window) -> None:
         """Adds a window. Conflict, where there is one of that id."""
         with self._writing() as db:
-            if db.execute(select(windows.c.id).where(windows.c.id == window.id)).first() is not None:
-                raise Conflict(f"there is a window {window.id} already", hint="give it another id, or change that one")
-            db.execute(insert(windows).values(id=window.id, document=written(window), version=VERSION))
+            try:
+                db.execute(insert(windows).values(id=window.id, document=written(window), version=VERSION))
+            except IntegrityError:  # not looked for before: another host may add one of that id in between
+                raise Conflict(
+                    f"there is a window {window.id} already", hint="give it another id, or change that one"
+                ) from None
 
     def get(self, window_id: str) -> Window:
         """The window. NotFound."""
