@@ -1,12 +1,13 @@
 """Imports of sheets, and waves of a query, beside sources that do not answer."""
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from synvirt.errors import SourceUnreachable
+from synvirt.errors import Conflict, SourceUnreachable
 from synvirt.fleet.querying import VmQuery
 from synvirt.fleet.sheets import importing
 from synvirt.fleet.sheets.importing import Importer
@@ -16,6 +17,7 @@ from synvirt.migrations.sources.registered import Inventory
 from synvirt.model.kinds import LiveKind
 from synvirt.model.sources import Source
 from synvirt.model.values import now
+from synvirt.model.windows import Window
 from synvirt.store import Store
 from tests.fleet.made import member, wave
 
@@ -50,6 +52,27 @@ def test_an_import_waits_for_no_source_of_another(waves: Waves) -> None:
         assert (await first).problems == ()
 
     asyncio.run(run())
+
+
+def test_a_draft_that_is_changed_while_its_sheet_is_read_stays_as_it_was_changed(waves: Waves) -> None:
+    """The sources are asked for up to a minute; what the import keeps of the draft is from before."""
+    draft = waves.create(wave(member("old")))
+    start, end = datetime.fromisoformat("2030-01-01"), datetime.fromisoformat("2030-01-02")
+    changed = wave(member("old"), windows=[Window(id="sat", name="Saturday", start=start, end=end)])
+
+    async def inventory(_: UUID) -> Inventory:
+        waves.replace(draft.id, changed)
+        return Inventory(SILENT, "i", warm=False, vms=())
+
+    importer = Importer(waves, lambda: [SILENT], inventory)
+    with pytest.raises(Conflict, match="wave night was changed meanwhile"):
+        asyncio.run(importer.take(SHEET, name=None, into=draft.id, dry_run=False))
+    found = waves.whole(draft.id)
+    assert ([one.id for one in found.members], [one.id for one in found.windows]) == (["old"], ["sat"])
+    importer = Importer(waves, list, inventory)
+    asyncio.run(importer.take(SHEET, name=None, into=draft.id, dry_run=False))
+    found = waves.whole(draft.id)
+    assert ([one.id for one in found.members], [one.id for one in found.windows]) == (["a"], ["sat"])
 
 
 def test_a_query_of_a_source_that_does_not_answer_ends(waves: Waves, monkeypatch: pytest.MonkeyPatch) -> None:

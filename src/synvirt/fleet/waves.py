@@ -91,8 +91,9 @@ class Waves:
             self.rows.add_all(new)
         return made
 
-    def replace(self, wave_id: UUID, asked: WaveRequest, *, keep_hooks: bool = False) -> Wave:
-        """Replaces a draft; Conflict, if it is no draft any more. `keep_hooks`: its present webhooks stay."""
+    def replace(self, wave_id: UUID, asked: WaveRequest, *, seen: Wave | None = None) -> Wave:
+        """Replaces a draft; Conflict, if it is no draft any more. `seen`: the draft that `asked` was made from. Its webhooks
+        stay; Conflict, if more than its members was changed since."""
         self._check(asked)
         rows = [new_row(member) for member in asked.members]
         event = wave_event(wave_of(self.rows.get(wave_id)))
@@ -100,10 +101,12 @@ class Waves:
             shown, sealed = self._hooks.made(asked.hooks)
 
             def other(before: Wave) -> Wave:
+                if seen is not None and _settings(before) != _settings(seen):
+                    raise Conflict(f"wave {before.name} was changed meanwhile", hint="look at the wave, and import again")
                 kept = {"created_at": before.created_at, "submitted_by": before.submitted_by}
-                return _made(asked, wave_id).model_copy(update=kept | {"hooks": before.hooks if keep_hooks else shown})
+                return _made(asked, wave_id).model_copy(update=kept | {"hooks": shown if seen is None else before.hooks})
 
-            new = None if keep_hooks else sealed
+            new = sealed if seen is None else None
             return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, event=event, hooks=new)
 
     def _check(self, asked: WaveRequest) -> None:
@@ -183,11 +186,16 @@ class Waves:
             update = {"state": WaveState.ROLLING_BACK, "reason": "It is rolled back.", "finished_at": None}
             states = {*UNDER_WAY, WaveState.COMPLETED, WaveState.FAILED, WaveState.CANCELLED}
             return self._change(wave_id, states, lambda before: before.model_copy(update=update))
-        chosen = [member_of(one) for one in members if one.member_id in named]
-        give_back(self.rows, wave_id, [one for one in chosen if one.job_id is not None], "It was rolled back.")
-        waiting = {MemberState.WAITING, MemberState.READY}
-        unbegun = [one for one in chosen if one.job_id is None and one.state in waiting]
-        self._change_members(wave_id, unbegun, waiting, {"state": MemberState.SKIPPED, "cause": "It was rolled back."})
+        left, cause = named, "It was rolled back."
+        while left:
+            chosen = [member_of(one) for one in members if one.member_id in left]
+            begun = [one for one in chosen if one.job_id is not None and one.state not in _GIVEN_BACK]
+            unbegun = [one for one in chosen if one.job_id is None and one.state in _UNBEGUN]
+            done = give_back(self.rows, wave_id, begun, cause)
+            done += self._change_members(wave_id, unbegun, _UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
+            # Those that were begun, or tried again, since they were read.
+            left = {one.id for one in (*begun, *unbegun)} - set(done)
+            members = self.rows.members(wave_id)[0] if left else []
         self.changed()
         return wave_of(self.rows.get(wave_id))
 
@@ -198,7 +206,11 @@ class Waves:
         if asked.canary:
             word = Approval(approver="canary", account=account, at=at)
             states = {WaveState.DRAFT, *GOING}
-            return self._change(wave_id, states, lambda before: before.model_copy(update={"canary_approval": word}))
+            return self._change(
+                wave_id,
+                states,
+                lambda before: before if before.canary_approval else before.model_copy(update={"canary_approval": word}),
+            )
         assert asked.approver is not None
         word = Approval(approver=asked.approver, account=account, at=at)
         named = set(asked.members)
@@ -239,14 +251,16 @@ class Waves:
 
     def skip(self, wave_id: UUID, member_id: str) -> Member:
         """Skips a member: if it has a job, that is cancelled, and its source powered on again."""
-        member = member_of(self.rows.member(wave_id, member_id))
-        if member.state in MEMBER_ENDS - {MemberState.FAILED}:
-            raise Conflict(f"{member_id} is {member.state}", hint="roll it back, if it is to go back to its source")
-        cause = "It was skipped."
-        if member.job_id is not None and member.state not in MEMBER_ENDS:
-            give_back(self.rows, wave_id, [member], cause)
-        else:
-            self._change_members(wave_id, [member], {member.state}, {"state": MemberState.SKIPPED, "cause": cause})
+        cause, done = "It was skipped.", list[str]()
+        while not done:  # it may be begun, or tried again, after it was read
+            member = member_of(self.rows.member(wave_id, member_id))
+            if member.state in MEMBER_ENDS - {MemberState.FAILED}:
+                raise Conflict(f"{member_id} is {member.state}", hint="roll it back, if it is to go back to its source")
+            if member.job_id is not None and member.state not in MEMBER_ENDS:
+                done = give_back(self.rows, wave_id, [member], cause)
+            else:
+                fields = {"state": MemberState.SKIPPED, "cause": cause}
+                done = self._change_members(wave_id, [member], {member.state}, fields)
         self.changed()
         return member_of(self.rows.member(wave_id, member_id))
 
@@ -308,8 +322,8 @@ class Waves:
 
     def _change_members(
         self, wave_id: UUID, members: Iterable[Member], expected: Iterable[MemberState], fields: Mapping[str, object]
-    ) -> None:
-        change_members(self.rows, wave_id, members, expected, fields)
+    ) -> list[str]:
+        return change_members(self.rows, wave_id, members, expected, fields)
 
 
 _RETRIED = frozenset({MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK})
@@ -418,13 +432,16 @@ def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None
         rows.change(wave_id, frozenset({WaveState.RUNNING}), held, Wave, wave_event, deliveries=hooks.of_wave)
 
 
-def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> None:
-    """Stores the request, so that the job's host does it (`host_side`). Rolled back members stay as they are."""
+def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> list[str]:
+    """Stores the request, so that the job's host does it (`host_side`). Rolled back members stay as they are, and those that
+    have another job by now. The ids of the others."""
+    done = []
     for one in members:
         if one.state not in _GIVEN_BACK:
             fields = {"cause": one.cause or cause}
             # Whatever state another host has moved it to meanwhile.
-            change_members(rows, wave_id, [one], _MEMBER_STATES - _GIVEN_BACK, fields, rolling_back=True)
+            done += change_members(rows, wave_id, [one], _MEMBER_STATES - _GIVEN_BACK, fields, rolling_back=True)
+    return done
 
 
 def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
@@ -440,6 +457,11 @@ def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
         begun = [one for one in left if one.job_id is not None]
         give_back(rows, wave.id, begun, cause)
         names = {one.id for one in left}
+
+
+def _settings(wave: Wave) -> dict[str, object]:
+    """All that a request says of a wave besides its members."""
+    return {name: getattr(wave, name) for name in WaveRequest.model_fields if name != "members"}
 
 
 def _made(asked: WaveRequest, wave_id: UUID) -> Wave:

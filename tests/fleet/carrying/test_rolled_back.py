@@ -11,6 +11,8 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select, update
 
+from synvirt.accounts import Role
+from synvirt.acting import Act, acting
 from synvirt.errors import BadRequest, Conflict
 from synvirt.fleet import host_side
 from synvirt.fleet.carrying import Carrying, carried, failed
@@ -153,6 +155,55 @@ def test_a_member_that_another_host_moves_on_at_that_moment_is_given_back_nevert
     give_back(rows, made.id, [known], "It was rolled back.")
     row = rows.member(made.id, "db")
     assert (row.state, row.rolling_back) == (S.CUTTING_OVER, True)
+
+
+@pytest.fixture
+def begun_meanwhile(night: Night, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], UUID]:
+    """Makes a wave whose member `db` is begun by the host that leads, each time right after it was first read by this."""
+    made = night.waves.create(wave({"id": "db"}, {"id": "web"}))
+    rows, fields = night.store.waves, {"state": S.SYNCING, "job_id": uuid4()}
+
+    def of(query: str) -> UUID:
+        read = getattr(rows, query)
+
+        def found(*given: Any) -> Any:
+            monkeypatch.undo()
+            known = read(*given)
+            change_members(rows, made.id, [member_of(rows.member(made.id, "db"))], {S.WAITING}, fields)
+            return known
+
+        monkeypatch.setattr(rows, query, found)
+        return made.id
+
+    night.waves.go(made.id)
+    return of
+
+
+def test_a_member_that_is_begun_at_that_moment_is_skipped_nevertheless(
+    night: Night, begun_meanwhile: Callable[[str], UUID]
+) -> None:
+    wave_id = begun_meanwhile("member")
+    night.waves.skip(wave_id, "db")
+    row = night.store.waves.member(wave_id, "db")
+    assert (row.state, row.rolling_back) == (S.SYNCING, True)
+
+
+def test_members_that_are_begun_at_that_moment_are_rolled_back_nevertheless(
+    night: Night, begun_meanwhile: Callable[[str], UUID]
+) -> None:
+    wave_id = begun_meanwhile("members")
+    night.waves.roll_back(wave_id, RollBackRequest(members=("db", "web")))
+    seen = {row.member_id: (row.state, row.rolling_back) for row in night.store.waves.members(wave_id)[0]}
+    assert seen == {"db": (S.SYNCING, True), "web": (S.SKIPPED, False)}
+
+
+def test_who_approved_a_canary_first_has_approved_it(night: Night) -> None:
+    made = night.waves.create(wave({"id": "db"}, {"id": "web"}, canary={"count": 1, "gate": "approval"}))
+    for account in ("ann", "ben"):
+        with acting(Act(account, Role.OPERATOR)):
+            approved = night.waves.approve(made.id, ApprovalRequest(canary=True))
+    assert approved.canary_approval is not None
+    assert approved.canary_approval.account == "ann"
 
 
 def test_a_guest_that_was_not_healthy_is_looked_at_again_when_it_is_retried(night: Night) -> None:

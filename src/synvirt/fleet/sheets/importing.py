@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from synvirt.errors import BadRequest, Conflict, InvalidPlan, SourceUnreachable, SynvirtError
-from synvirt.fleet.model import Group, MemberRequest, WaveRequest, WaveState
+from synvirt.fleet.model import Group, MemberRequest, Wave, WaveRequest, WaveState
 from synvirt.fleet.querying import VmQuery, wave_of_query
 from synvirt.fleet.sheets.rows import KnownVm, SheetProblem, TakenIn, from_json, take_in, to_json
 from synvirt.fleet.waves import Waves, check
@@ -66,13 +66,14 @@ class Importer:
     async def take(self, content: bytes, *, name: str | None, into: UUID | None, dry_run: bool) -> WaveImport:
         """Imports a sheet, or says what is wrong with it: then nothing was changed. `name`: for rows that name no wave. `into`:
         a draft whose members are replaced; its windows, limits, canary and webhooks stay. BadRequest, if it cannot be read;
-        InvalidPlan, Conflict, NotFound."""
-        requests, left_out, problems = await self._read(content, name, into)
+        Conflict, if the draft was begun or changed meanwhile; InvalidPlan, NotFound."""
+        seen = None if into is None else await asyncio.to_thread(self._draft, into)
+        requests, left_out, problems = await self._read(content, name, seen)
         if not problems:
             problems = await asyncio.to_thread(_checked, requests)
         made: list[UUID | None] = [None] * len(requests)
         if not problems and not dry_run:
-            made = await asyncio.to_thread(self._kept, requests, into)
+            made = await asyncio.to_thread(self._kept, requests, seen)
         waves = [
             ImportedWave(id=wave_id, name=one.name, members=len(one.members))
             for wave_id, one in zip(made, requests, strict=True)
@@ -97,14 +98,13 @@ class Importer:
         return self._sources()
 
     async def _read(
-        self, content: bytes, name: str | None, into: UUID | None
+        self, content: bytes, name: str | None, seen: Wave | None
     ) -> tuple[list[WaveRequest], tuple[str, ...], Sequence[SheetProblem]]:
-        draft = None if into is None else await asyncio.to_thread(self._draft, into)
         if content.lstrip()[:1] == b"{" and not content.startswith(b"{\\rtf"):
             async with self._turn:
                 asked = await asyncio.to_thread(from_json, content)
-            if draft is not None:
-                raise BadRequest("into: JSON has a whole wave", hint=f"replace the draft by PUT /waves/{into}")
+            if seen is not None:
+                raise BadRequest("into: JSON has a whole wave", hint=f"replace the draft by PUT /waves/{seen.id}")
             return [asked if name is None else asked.model_copy(update={"name": name})], (), ()
         known, silent = await self._known()
         # Not while the sources are asked: one that is silent would hold up all imports.
@@ -112,19 +112,18 @@ class Importer:
             found = await asyncio.to_thread(take_in, content, known)
         if found.problems:
             return [], found.left_out, (*found.problems, *silent)
-        return await asyncio.to_thread(_requests, found, name, draft), found.left_out, ()
+        return await asyncio.to_thread(_requests, found, name, seen), found.left_out, ()
 
-    def _draft(self, wave_id: UUID) -> WaveRequest:
+    def _draft(self, wave_id: UUID) -> Wave:
         wave = self._waves.whole(wave_id)
         if wave.state is not WaveState.DRAFT:
             raise Conflict(f"into: wave {wave.name} is {wave.state}, and no longer a draft")
-        return from_json(to_json(wave))
+        return wave
 
-    def _kept(self, requests: list[WaveRequest], into: UUID | None) -> list[UUID | None]:
-        if into is None:
+    def _kept(self, requests: list[WaveRequest], seen: Wave | None) -> list[UUID | None]:
+        if seen is None:
             return [one.id for one in self._waves.create_all(requests)]
-        self._waves.replace(into, requests[0], keep_hooks=True)
-        return [into]
+        return [self._waves.replace(seen.id, requests[0], seen=seen).id]
 
     async def _listed(self, source_id: UUID) -> Inventory:
         """The VMs of a source. SourceUnreachable, also if it does not answer in time."""
@@ -170,9 +169,10 @@ def known_vms(inventory: Inventory) -> list[KnownVm]:
     ]
 
 
-def _requests(found: TakenIn, name: str | None, draft: WaveRequest | None) -> list[WaveRequest]:
+def _requests(found: TakenIn, name: str | None, seen: Wave | None) -> list[WaveRequest]:
     by_id = {one.id: one for one in found.members}
-    if draft is not None:
+    if seen is not None:
+        draft = from_json(to_json(seen))
         if len(found.waves) > 1:
             raise BadRequest(
                 f"into: the sheet names {len(found.waves)} waves, and a draft is one",
