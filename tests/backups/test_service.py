@@ -435,6 +435,22 @@ def test_a_repository_that_jobs_write_to_is_not_forgotten(house: House) -> None:
     assert (house.folder / "repository/repository").exists()
 
 
+def test_no_job_is_added_to_a_repository_that_is_forgotten_at_that_moment(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.image("web", disk_content())
+    repository = house.repository()
+    asked = BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=repository)
+    with (
+        Hanging(monkeypatch, Repositories, "forget", lambda: house.backups.forget_repository(repository)),
+        pytest.raises(BackupConflict, match="is being forgotten"),
+    ):
+        house.backups.add_job(asked)
+    with pytest.raises(BackupNotFound):
+        house.backups.add_job(asked)
+    assert house.backups.all_jobs() == []
+
+
 def test_damage_of_any_extent_is_found_by_worker_and_service(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's messages are short. All packs are condemned, all points marked; the report lists some, and counts the rest."""
     monkeypatch.setattr(packs, "PACK_BYTES", CHUNK_BYTES)

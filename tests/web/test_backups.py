@@ -186,6 +186,22 @@ def test_a_job_is_changed_and_removed(page: Page, service: Service, repository: 
     expect(page.locator(f"#job-{job.id}")).to_have_count(0)
 
 
+def test_a_job_that_somebody_else_changes_meanwhile_is_not_lost(
+    page: Page, service: Service, repository: BackupRepository
+) -> None:
+    job = added(service, repository, "changed-by-two")
+    page.goto(f"/backups/jobs/{job.id}/change")
+    page.fill("#field-schedule", "0 2 * * *")
+    service.backups.change_job(job.id, BackupJobChange.model_validate({"retention": {"keep_daily": 7}}))
+    page.click(".form button")
+    expect(page.locator(".banner.bad")).to_contain_text("now there is Schedule: (empty); Days: 7")
+    assert service.backups.job(job.id).retention.keep_daily == 7
+    page.fill("#field-retention-keep_daily", "7")
+    page.click(".form button")
+    expect(page.locator(".facts")).to_contain_text("0 2 * * *")
+    assert service.backups.job(job.id).retention.keep_daily == 7
+
+
 def test_a_restore_point_is_verified_once_that_is_confirmed(page: Page, service: Service, point: RestorePoint) -> None:
     page.goto("/backups/points")
     row = page.locator(f"#point-{point.id}")

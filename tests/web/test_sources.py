@@ -12,7 +12,7 @@ from synvirt.live import SourceAccess, VmRow
 from synvirt.live.registry import BY_KIND
 from synvirt.model.kinds import LiveKind, State
 from synvirt.model.plan import LiveVmRef
-from synvirt.model.sources import Source, SourceRequest
+from synvirt.model.sources import Source, SourceChange, SourceRequest
 from synvirt.web.fields import fields, values
 from synvirt.web.forms import Form
 from tests.fakes.live import FakeAdapter, FakePlatform
@@ -168,6 +168,24 @@ def test_what_is_not_typed_again_stays_sealed_as_it_was(page: Page, service: Ser
     page.fill("#field-credentials-password", "new")
     page.click(".form button")
     expect(page.locator("main .address")).to_have_text("https://elsewhere.invalid")
+
+
+PIN = ":".join(["AB"] * 32)
+
+
+def test_a_pin_that_somebody_else_sets_meanwhile_is_not_lost(page: Page, service: Service) -> None:
+    source = added(service, "changed-by-two")
+    page.goto(f"/sources/{source.id}/change")
+    page.fill("#field-name", "mine")
+    service.sources.change(source.id, SourceChange(options={"fingerprint_sha256": PIN}))
+    page.click(".form button")
+    banner = page.locator(".banner.bad")
+    expect(banner).to_contain_text("changed since this form was opened; now there is Name: changed-by-two; Pinned certificate")
+    expect(page.locator("#field-name")).to_have_value("mine")
+    assert service.sources.get(source.id).options["fingerprint_sha256"] == PIN
+    page.click(".form button")
+    expect(page.get_by_role("heading", level=1)).to_have_text("mine")
+    assert not service.sources.get(source.id).options.get("fingerprint_sha256")
 
 
 def test_a_source_is_removed_once_that_is_confirmed_and_nothing_reads_from_it(page: Page, service: Service) -> None:

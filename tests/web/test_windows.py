@@ -63,6 +63,23 @@ def test_a_window_is_made_seen_changed_and_removed(page: Page, service: Service)
     assert [one.id for one in service.store.windows.all()] == ["a-day", "over"]
 
 
+def test_a_window_that_somebody_else_changes_meanwhile_is_not_lost(page: Page, service: Service) -> None:
+    made = Window(id="both", name="Both", start=local(hours=-1), end=local(hours=5))
+    service.store.windows.add(made)
+    page.goto("/windows/both/change")
+    page.fill("#field-rrule", "FREQ=DAILY")
+    theirs = made.model_copy(update={"end": local(hours=4)})
+    service.store.windows.change("both", lambda _: theirs)
+    page.click(".form button")
+    expect(page.locator(".banner.bad")).to_contain_text(
+        f"changed since this form was opened; now there is Opens again by (RFC 5545): (empty); Closes: {theirs.end.isoformat()}"
+    )
+    assert service.store.windows.get("both") == theirs
+    page.click(".form button")
+    expect(page.locator("#window-both")).to_contain_text("FREQ=DAILY")
+    assert service.store.windows.get("both") == made.model_copy(update={"rrule": "FREQ=DAILY"})
+
+
 def test_what_is_wrong_with_a_window_is_shown_beside_it(page: Page, service: Service) -> None:
     page.goto("/windows/new")
     typed = {"id": "n ights", "name": "Nights", "timezone": "Mars/Olympus", "start": "tonight", "end": "2026-11-28T22:00:00Z"}

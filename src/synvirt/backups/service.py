@@ -241,7 +241,7 @@ class Backups:
     def _refuse_held(self, *ids: UUID | None) -> None:
         if not self._held.isdisjoint(ids):
             raise BackupConflict(
-                "the key of the repository is being changed, or points of the job are being removed",
+                "the repository is being forgotten, its key is being changed, or points of the job are being removed",
                 hint="try again when that is done",
             )
 
@@ -255,9 +255,9 @@ class Backups:
         """BackupConflict, while a job writes to it, or a run uses it. Its points stay there, and are only removed from the
         store."""
         self.repositories.get(repository_id)
-        if any(job.repository_id == repository_id for job in self._jobs.all()):
-            raise BackupConflict("jobs write to this repository", hint="remove them first")
         with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
+            if any(job.repository_id == repository_id for job in self._jobs.all()):  # no job is added within this block
+                raise BackupConflict("jobs write to this repository", hint="remove them first")
             for point in self.points.all({"repository_id": [str(repository_id)]}):
                 self.points.forget(point.id)
             self.repositories.forget(repository_id)
@@ -267,6 +267,8 @@ class Backups:
         self.repositories.get(asked.repository_id)
         self._check_guests(asked.vm_ids)
         with self.runs.lock:
+            self._refuse_held(asked.repository_id)
+            self.repositories.get(asked.repository_id)  # it may have been forgotten since the check
             self._check_name(asked.name)
             return self._jobs.add(asked)
 
@@ -296,13 +298,16 @@ class Backups:
     def all_jobs(self) -> list[BackupJob]:
         return self._jobs.all()
 
-    def change_job(self, job_id: UUID, asked: BackupJobChange) -> BackupJob:
-        """BackupNotFound; BackupConflict and BackupBadRequest as for a new job, for the changed fields."""
+    def change_job(
+        self, job_id: UUID, asked: BackupJobChange, *, check: Callable[[BackupJob], None] = lambda job: None
+    ) -> BackupJob:
+        """BackupNotFound; BackupConflict, BackupBadRequest as for a new job. `check`: raises, where the job as it is stays."""
         job = self.job(job_id)
         if "vm_ids" in asked.model_fields_set and asked.vm_ids != job.vm_ids:
             self._check_guests(asked.vm_ids)
         with self.runs.lock:
             job = self.job(job_id)
+            check(job)
             if "name" in asked.model_fields_set and asked.name != job.name:
                 self._check_name(asked.name)
             return self._jobs.put(of_jobs.changed(job, asked))

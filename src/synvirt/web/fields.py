@@ -6,6 +6,8 @@
 A secret is never written into a page, not even for the person who typed it.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from synvirt.errors import BadRequest, SynvirtError
+from synvirt.errors import BadRequest, Conflict, SynvirtError
 from synvirt.live.form import pairs
 from synvirt.web.forms import Form
 from synvirt.web.words import MISTAKES
@@ -105,6 +107,24 @@ def typed(known: Iterable[Field], form: Form, error: SynvirtError | None = None)
         )
         for one in known
     ]
+
+
+def mark_of(known: Iterable[Field]) -> str:
+    """A digest of what a form shows, for its hidden field `shown`."""
+    return hashlib.sha256(json.dumps([(one.name, one.value) for one in known]).encode()).hexdigest()
+
+
+def refuse_overtaken(known: Iterable[Field], form: Form, refused: type[Conflict] = Conflict) -> None:
+    """Conflict, where somebody else has changed since what the form showed when it was opened. `known`: as it is now."""
+    present = list(known)
+    if form.text("shown") in ("", mark_of(present)):
+        return
+    others = [one for one in present if "secret" not in one.look and one.value.split() != _shown(one, form).split()]
+    raise refused(
+        "it was changed since this form was opened; now there is "
+        + ("what you typed" if not others else "; ".join(f"{one.label}: {one.value or '(empty)'}" for one in others)),
+        hint="compare the two; to save replaces it by what is typed here",
+    )
 
 
 def values(known: Iterable[Field], form: Form) -> dict[str, Any]:

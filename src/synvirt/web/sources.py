@@ -17,7 +17,7 @@ from synvirt.migrations.sources.registered import Sources
 from synvirt.model.access import SourceOptions
 from synvirt.model.kinds import LiveKind
 from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTest
-from synvirt.web.fields import Field, explained, fields, judged, label, typed, values
+from synvirt.web.fields import Field, explained, fields, judged, label, mark_of, refuse_overtaken, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
 from synvirt.web.words import kind_words
@@ -55,6 +55,11 @@ class _Filled:
     def typed(self, form: Form, error: SynvirtError) -> "_Filled":
         return _Filled(*(typed(known, form, error) for known in (self.first, self.credentials, self.options)))
 
+    @property
+    def seen(self) -> list[Field]:
+        """What a form shows of a source."""
+        return [*self.first, *self.options]
+
     def values(self, form: Form) -> dict[str, Any]:
         credentials, options = values(self.credentials, form), values(self.options, form)
         return values(self.first, form) | {"credentials": credentials, "options": options}
@@ -90,6 +95,7 @@ class SourcePages:
             back=f"/sources/{source.id}" if source else "/sources/new",
             example=EXAMPLES[kind],
             source=source,
+            mark=mark_of(_Filled.of(takes, source).seen),
             first=filled.first,
             credentials=filled.credentials,
             trust=[one for one in filled.options if one.key in _TRUST],
@@ -119,7 +125,7 @@ class SourcePages:
         return self._form(source.kind, source)
 
     def change(self, source_id: UUID, form: Sent) -> Response:
-        """Changes a source; a form with mistakes comes back with them."""
+        """Changes a source; a form with mistakes, or of a source that was changed since, comes back."""
         source = self._sources.get(source_id)
         takes = self._sources.form(source.kind)
         filled = _Filled.of(takes, source)
@@ -130,11 +136,12 @@ class SourcePages:
         if wanted.get("endpoint") == source.endpoint:
             del wanted["endpoint"]
         try:
+            refuse_overtaken(filled.seen, form)
             change = judged(SourceChange, wanted)
             if "credentials" in wanted:
                 judged(takes.credentials, wanted["credentials"], "credentials.")
             judged(takes.options, wanted["options"], "options.")
-            self._sources.change(source_id, change)
+            self._sources.change(source_id, change, check=lambda found: refuse_overtaken(_Filled.of(takes, found).seen, form))
         except SynvirtError as error:
             return self._form(source.kind, source, filled.typed(form, error), error)
         return self._pages.see(f"/sources/{source_id}")

@@ -10,7 +10,7 @@ from synvirt.migrations.planning.openings import shown
 from synvirt.model.values import now
 from synvirt.model.windows import LockOut, Window
 from synvirt.store.windows import WindowRows
-from synvirt.web.fields import Field, Mistaken, fields, judged, typed, values
+from synvirt.web.fields import Field, Mistaken, fields, judged, mark_of, refuse_overtaken, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
 
@@ -50,12 +50,18 @@ class WindowPages:
         return self._form(window, _fields(window))
 
     def change(self, window_id: Sought, form: Sent) -> Response:
-        """Changes a window, and keeps its id; a form with mistakes comes back with them."""
+        """Changes a window, and keeps its id; a form with mistakes, or of a window that was changed since, comes back."""
         before = self._rows.get(window_id)
         known = _fields(before)
         try:
+            refuse_overtaken(known, form)
             after = _window(known, form, id=window_id)
-            self._rows.change(window_id, lambda _: after)
+
+            def changed(found: Window) -> Window:
+                refuse_overtaken(_fields(found), form)
+                return after
+
+            self._rows.change(window_id, changed)
         except SynvirtError as error:
             return self._form(before, typed(known, form, error), error)
         return self._pages.see("/windows")
@@ -80,7 +86,12 @@ class WindowPages:
 
     def _form(self, window: Window | None, filled: list[Field], error: SynvirtError | None = None) -> Response:
         return self._pages.page(
-            "windows/form.html", status=error.status if error else 200, window=window, fields=filled, error=error
+            "windows/form.html",
+            status=error.status if error else 200,
+            window=window,
+            fields=filled,
+            mark=mark_of(_fields(window)),
+            error=error,
         )
 
 

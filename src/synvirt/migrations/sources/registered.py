@@ -119,8 +119,9 @@ class Sources:
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[Source], int | None]:
         return self._rows.page(limit=limit, cursor=cursor)
 
-    def change(self, source_id: UUID, asked: SourceChange) -> Source:
-        """Changes a source. If the endpoint, login or certificate changes, the result of the old test is removed."""
+    def change(self, source_id: UUID, asked: SourceChange, *, check: Callable[[Source], None] = lambda source: None) -> Source:
+        """Changes a source. If the endpoint, login or certificate changes, the result of the old test is removed. `check`:
+        raises, where the source as it is must not be changed so."""
         if asked.endpoint is not None and asked.credentials is None:
             raise BadRequest(
                 "credentials: are required with another endpoint", hint="what was sealed for one host is not sent to another"
@@ -128,6 +129,7 @@ class Sources:
         fields = asked.model_dump(exclude={"credentials"}, exclude_unset=True, exclude_none=True)
 
         def changed(before: Source, sealed: bytes) -> tuple[Source, bytes]:
+            check(before)
             stale: dict[str, object] = {"last_test": None, "rates": {}} if set(fields) - {"name"} else {}
             after = before.model_copy(update={**fields, **stale})
             secrets = self._opened(source_id, sealed) if asked.credentials is None else _revealed(asked.credentials)
@@ -215,7 +217,7 @@ class Sources:
 
     async def test(self, source_id: UUID, *, deep: bool = False, vm_id: str | None = None) -> SourceTest:
         """The checks in the order in which a connection is made. A failed check is an answer, not an error."""
-        source = await asyncio.to_thread(self.get, source_id)
+        source, sealed_then = await asyncio.to_thread(self._rows.opened, source_id)
         adapter = await asyncio.to_thread(self._adapter, source_id)
         form = self._platforms[source.kind].form
         reach, options = form.place(source.endpoint).reach, form.read_options(source.options)
@@ -224,7 +226,7 @@ class Sources:
 
         def tested(now_: Source, sealed: bytes) -> tuple[Source, bytes]:
             """Stores the result, unless the source was changed meanwhile: then another source was tested."""
-            same = (now_.endpoint, now_.options) == (source.endpoint, source.options)
+            same = (now_.endpoint, now_.options, sealed) == (source.endpoint, source.options, sealed_then)
             if not same:
                 return now_, sealed
             return now_.model_copy(update={"last_test": result, "rates": measured_rates(result) or now_.rates}), sealed

@@ -12,10 +12,10 @@ from synvirt.api.paging import Cursor, number_of
 from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, PointFate
 from synvirt.backups.retiring import fates
 from synvirt.backups.service import Backups
-from synvirt.errors import BackupNotFound, SynvirtError
+from synvirt.errors import BackupConflict, BackupNotFound, SynvirtError
 from synvirt.jobs.instant import is_started
 from synvirt.web.backups.words import WORDS
-from synvirt.web.fields import Field, fields, judged, typed, values
+from synvirt.web.fields import Field, fields, judged, mark_of, refuse_overtaken, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
 from synvirt.web.words import moment
@@ -130,6 +130,7 @@ class BackupPages:
             status=error.status if error else 200,
             error=error,
             job=job,
+            mark=mark_of(_JobFields.of(job).all),
             fields=shown,
             repositories=self._backups.repositories.known(),
             chosen=form.text("repository_id") if form else "",
@@ -148,12 +149,17 @@ class BackupPages:
         return self._job_form(self._backups.job(job_id))
 
     def change_job(self, job_id: UUID, form: Sent) -> Response:
-        """Changes a job; a form with mistakes comes back with them."""
+        """Changes a job; a form with mistakes, or of a job that was changed since, comes back."""
         job = self._backups.job(job_id)
+
+        def check(found: BackupJob) -> None:
+            refuse_overtaken(_JobFields.of(found).all, form, BackupConflict)
+
         # An empty field means none: without its key, the old value would stay.
         asked = {"schedule": None} | _JobFields.of(job).values(form)
         try:
-            self._backups.change_job(job_id, judged(BackupJobChange, asked))
+            check(job)
+            self._backups.change_job(job_id, judged(BackupJobChange, asked), check=check)
         except SynvirtError as error:
             return self._job_form(job, form, error)
         return self._pages.see(f"/backups/jobs/{job_id}")
@@ -239,6 +245,10 @@ class _JobFields:
         first = [one for one in known if one.key in ("name", "vm_ids", "schedule")]
         kept = fields(_RETENTION, "retention.", job.retention.model_dump() if job else None)
         return cls(first, [one for one in known if one.key == "quiesce"], kept)
+
+    @property
+    def all(self) -> list[Field]:
+        return [*self.first, *self.quiesce, *self.retention]
 
     def typed(self, form: Form, error: SynvirtError | None) -> "_JobFields":
         return _JobFields(*(typed(known, form, error) for known in (self.first, self.quiesce, self.retention)))
