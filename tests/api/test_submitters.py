@@ -146,7 +146,7 @@ def test_a_rehearsal(served: tuple[Service, httpx.Client]) -> None:
     service.move(job.id, State.COPYING_FULL)
     service.move(job.id, State.DELTA_SYNCING)
     path = f"/migrator/migrations/{job.id}"
-    made = _json(client, "POST", f"{path}/rehearse")
+    made = _json(client, "POST", f"{path}/rehearsals")
     answers = [made, *_json(client, "GET", f"{path}/rehearsals")["items"]]
     answers.append(_json(client, "GET", f"{path}/rehearsals/{made['id']}"))
     assert [answer["submitted_by"] for answer in answers] == [WHO] * 3

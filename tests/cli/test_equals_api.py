@@ -80,7 +80,7 @@ COMMANDS = {
     "GET /migrator/migrations/{}/receipt": "receipt get",
     "GET /migrator/receipts/key": "receipt key",
     "POST /migrator/rehearsals": "rehearsals together",
-    "POST /migrator/migrations/{}/rehearse": "rehearse",
+    "POST /migrator/migrations/{}/rehearsals": "rehearse",
     "GET /migrator/migrations/{}/rehearsals": "rehearsals list",
     "GET /migrator/migrations/{}/rehearsals/{}": "rehearsals show",
     "POST /migrator/migrations/{}/rehearsals/{}/cancel": "rehearsals cancel",
@@ -155,7 +155,7 @@ FIELDS = {
     "POST /migrator/host-files/inspect": {"path": "PATH"},
     "POST /migrator/migrations": {"plan": "migrations submit PLAN.json"},
     "POST /migrator/rehearsals": {"members": "JOB... --check --port --role --url --within", "wave_id": "--wave"},
-    "POST /migrator/migrations/{}/rehearse": {"checks": "--check --port --role --url --within"},
+    "POST /migrator/migrations/{}/rehearsals": {"checks": "--check --port --role --url --within"},
     "POST /migrator/migrations/{}/retry": {"plan": "--set"},
     "POST /migrator/remote-files/inspect": {"url": "PATH", "options": "--endpoint --region --remote-fingerprint"},
     "POST /migrator/sources": {

@@ -86,7 +86,7 @@ def command(words: str) -> dict[str, Any]:
 
 def rehearse(client: Client, job: Migration, *checks: dict[str, Any]) -> Rehearsal:
     request = {"checks": checks}
-    return end_of(client, Rehearsal.model_validate_json(client.ask("POST", f"/migrations/{job.id}/rehearse", json=request)))
+    return end_of(client, Rehearsal.model_validate_json(client.ask("POST", f"/migrations/{job.id}/rehearsals", json=request)))
 
 
 def end_of(client: Client, found: Rehearsal) -> Rehearsal:

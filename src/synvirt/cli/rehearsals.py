@@ -50,7 +50,7 @@ def rehearse(
     with options.connect() as client:
         job_id = full_id(client, "migration", job)
         answer = client.ask(
-            "POST", f"/migrations/{job_id}/rehearse", json={"checks": [{**one, "within_s": within_s} for one in asked]}
+            "POST", f"/migrations/{job_id}/rehearsals", json={"checks": [{**one, "within_s": within_s} for one in asked]}
         )
         if wait:
             answer = _until_its_end(client, job_id, answer, say=not options.json)

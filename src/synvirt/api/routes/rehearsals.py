@@ -1,4 +1,4 @@
-"""POST /migrations/:id/rehearse, POST /rehearsals for several at once, and the results of a job's rehearsals."""
+"""The rehearsals of a job, and POST /rehearsals for several jobs at once."""
 
 from typing import Annotated
 from uuid import UUID
@@ -32,8 +32,10 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
         their jobs are on several hosts."""
         return RehearsalPage(items=tuple(rehearsing.ask_together(group)))
 
+    # As clients of earlier versions ask for one.
+    @router.post("/migrations/{migration_id}/rehearse", status_code=202, response_model=Rehearsal, include_in_schema=False)
     @router.post(
-        "/migrations/{migration_id}/rehearse",
+        "/migrations/{migration_id}/rehearsals",
         status_code=202,
         response_model=Rehearsal,
         openapi_extra=documented(RehearsalRequest, required=False),
