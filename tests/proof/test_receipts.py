@@ -235,7 +235,7 @@ def test_each_of_a_thousand_damages_is_named(
     shutil.copytree(chain[0], tmp_path / "all")
     names = [str(path.relative_to(good)) for path in sorted(good.rglob("*")) if path.is_file()]
     assert len(names) == 9
-    assert {"data/disk-0.sha256", "data/statement.json"} <= set(names)
+    assert {"data/disk0.sha256", "data/statement.json"} <= set(names)
     statement = checked(good, key).statement
     assert statement is not None
     disk = volumes(statement)[0]
@@ -359,8 +359,8 @@ def test_a_forger_who_makes_the_manifests_anew_is_found_out(made: tuple[Receipts
         ),
         (lambda folder: (folder / signers).write_text(his.allowed_signers), {signers}),
         (lambda folder: changed(folder / plan, "Cold", "Warm"), {plan}),
-        (lambda folder: changed(folder / "data/disk-0.sha256", "  0\n", "  1\n"), {"data/disk-0.sha256"}),
-        (lambda folder: (folder / "data/disk-1.sha256").write_text(""), {"data/disk-1.sha256"}),
+        (lambda folder: changed(folder / "data/disk0.sha256", "  0\n", "  1\n"), {"data/disk0.sha256"}),
+        (lambda folder: (folder / "data/disk1.sha256").write_text(""), {"data/disk1.sha256"}),
         (lambda folder: changed(folder / "bagit.txt", "1.0", "0.9"), {"bagit.txt"}),
     ]
     for number, (forge, named) in enumerate(forgeries):
@@ -369,7 +369,7 @@ def test_a_forger_who_makes_the_manifests_anew_is_found_out(made: tuple[Receipts
         forge(folder)
         listed_again(folder)
         problems = checked(folder, own.public).problems
-        files = (sig, envelope, plan, signers, "data/disk-0.sha256", "data/disk-1.sha256", "bagit.txt")
+        files = (sig, envelope, plan, signers, "data/disk0.sha256", "data/disk1.sha256", "bagit.txt")
         assert {name for name in files if any(name in problem for problem in problems)} == named, (number, problems)
     assert checked(folders(all_)[0], own.public).problems == ()
 
@@ -389,7 +389,7 @@ def test_a_ledger_that_was_signed_and_is_none_of_its_disk_is_named(
     key = made[0].key
     lines = "".join(f"{row[0] * 64}{row[1:]}\n" for row in rows).encode()
     (tmp_path / "rows").write_bytes(lines)
-    ledger = Ledger("data/disk-0.sha256", tmp_path / "rows", hashlib.sha256(lines).hexdigest())
+    ledger = Ledger("data/disk0.sha256", tmp_path / "rows", hashlib.sha256(lines).hexdigest())
     disk = {"key": "disk-0", "size_bytes": BLOCK_BYTES + 1, "block_bytes": BLOCK_BYTES, "ledger": ledger.name}
     root = f"receipt-{UUID(int=1)}"
     write_bag(tmp_path / "tar", root=root, predicate={"volumes": [disk]}, plan=PLAN, ledgers=[ledger], key=key)

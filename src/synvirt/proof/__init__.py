@@ -6,5 +6,6 @@ anybody can check it later without us.
 
     receipt-JOB/  bagit.txt  manifest-sha256.txt  tagmanifest-sha256.txt  allowed_signers
                   statement.json.sig (SSHSIG)  receipt.dsse.json (DSSE)
-                  data/statement.json (in-toto)  data/plan.json  data/disk-0.sha256 …
+                  data/statement.json (in-toto)  data/plan.json  data/disk0.sha256 …
+                  data/rehearsal.json (in-toto, test-result)
 """

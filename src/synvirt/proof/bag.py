@@ -1,7 +1,7 @@
 """The folder of a receipt, written as a tar: BagIt 1.0 (RFC 8493) around an in-toto Statement v1.
 
 A ledger has a row for each 4 MiB of a volume, `HEX  NUMBER`: a loop of `dd bs=4M skip=NUMBER count=1 | sha256sum` checks it.
-Its SHA-256 and the plan's are the statement's subjects, and the statement is what is signed.
+Its SHA-256, the plan's and the rehearsal's are the statement's subjects, and the statement is what is signed.
 """
 
 import hashlib
@@ -16,13 +16,14 @@ from typing import Any, Final
 
 from synvirt.proof.signing import HostKey
 
-STATEMENT, PLAN = "data/statement.json", "data/plan.json"
+STATEMENT, PLAN, REHEARSAL = "data/statement.json", "data/plan.json", "data/rehearsal.json"
 SIGNATURE, ENVELOPE, SIGNERS = "statement.json.sig", "receipt.dsse.json", "allowed_signers"
 STAMP = "statement.tsr"
 DECLARATION, MANIFEST, TAG_MANIFEST = "bagit.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"
 DECLARED: Final = "BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:synvirt:receipt:v1"
+TEST_RESULT_TYPE: Final = "https://in-toto.io/attestation/test-result/v0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,16 @@ def write_bag(
     root: str,
     predicate: Mapping[str, Any],
     plan: bytes,
+    rehearsal: bytes | None = None,
     ledgers: Iterable[Ledger],
     key: HostKey,
     stamp: Callable[[bytes], bytes | None] = lambda statement: None,
 ) -> str:
-    """Writes the tar at `out`, durable, and returns the SHA-256 of its statement, which the next receipt names. `stamp`: makes
-    a time stamp (RFC 3161), or none."""
+    """Writes the tar at `out`, durable, and returns the SHA-256 of its statement, which the next receipt names. `rehearsal`:
+    the result of the last one, if there was one. `stamp`: makes a time stamp (RFC 3161), or none."""
     ledgers = list(ledgers)
-    data = {PLAN: sha256_of(plan), **{ledger.name: ledger.sha256 for ledger in ledgers}}
+    files = {PLAN: plan} | ({} if rehearsal is None else {REHEARSAL: rehearsal})
+    data = {name: sha256_of(content) for name, content in files.items()} | {ledger.name: ledger.sha256 for ledger in ledgers}
     statement = as_json(
         {
             "_type": STATEMENT_TYPE,
@@ -80,7 +83,7 @@ def write_bag(
     tags[TAG_MANIFEST] = _manifest({name: sha256_of(content) for name, content in tags.items()})
     with out.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for name, content in (*tags.items(), (STATEMENT, statement), (PLAN, plan)):
+            for name, content in (*tags.items(), (STATEMENT, statement), *files.items()):
                 tar.addfile(_member(f"{root}/{name}", len(content)), io.BytesIO(content))
             for ledger in ledgers:
                 with ledger.file.open("rb") as rows:
@@ -88,6 +91,25 @@ def write_bag(
         file.flush()
         os.fsync(file.fileno())
     return data[STATEMENT]
+
+
+def rehearsal_result(plan: bytes, *, passed: bool, checks: Iterable[tuple[str, bool]]) -> bytes:
+    """A rehearsal's result as an in-toto Statement. `checks`: the name of each, and whether it was passed."""
+    results = list(checks)
+    tested = {"name": PLAN, "digest": {"sha256": sha256_of(plan)}}
+    return as_json(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [tested],
+            "predicateType": TEST_RESULT_TYPE,
+            "predicate": {
+                "result": "PASSED" if passed else "FAILED",
+                "configuration": [tested],
+                "passedTests": [name for name, ok in results if ok],
+                "failedTests": [name for name, ok in results if not ok],
+            },
+        }
+    )
 
 
 def as_json(value: object) -> bytes:

@@ -61,13 +61,15 @@ class CopiedDisk:
 
 @dataclass(frozen=True, slots=True)
 class MovedJob:
-    """`facts`: the statement's content about it. `token`: of the host that has hashed its disks; None, if none has finished."""
+    """`facts`: the statement's content about it. `token`: of the host that has hashed its disks; None, if none has finished.
+    `rehearsal`: the result of its last one, see `rehearsal_result`; None: it had none."""
 
     id: UUID
     facts: Mapping[str, Any]
     plan: bytes
     disks: tuple[CopiedDisk, ...]
     token: UUID | None
+    rehearsal: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Receipts:
             if digests is None:
                 volumes.append({**fields, "ledger": None, "reason": UNREAD})
                 continue
-            ledger = write_ledger(f"data/disk-{number}.sha256", digests, work / str(number))
+            ledger = write_ledger(f"data/disk{number}.sha256", digests, work / str(number))
             ledgers.append(ledger)
             volumes.append({**fields, "ledger": ledger.name, "block_bytes": BLOCK_BYTES, "moment": MOMENT})
         head = self._head()
@@ -161,7 +163,16 @@ class Receipts:
         }
         root = f"receipt-{job.id}"
         stamp = (lambda statement: None) if self._stamps is None else self._stamps.of
-        write_bag(work / "tar", root=root, predicate=predicate, plan=job.plan, ledgers=ledgers, key=self.key, stamp=stamp)
+        write_bag(
+            work / "tar",
+            root=root,
+            predicate=predicate,
+            plan=job.plan,
+            rehearsal=job.rehearsal,
+            ledgers=ledgers,
+            key=self.key,
+            stamp=stamp,
+        )
         path = self._folder / f"{sequence:08d}-{job.id}.tar"
         (work / "tar").rename(path)
         sync_folder(self._folder)

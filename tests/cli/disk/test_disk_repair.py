@@ -261,7 +261,7 @@ def test_a_jobs_volume_is_held_against_its_receipt_and_repaired(
 def test_a_receipt_that_is_not_as_it_was_signed_repairs_nothing(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
     source, volume, _ = moved
     folder, _ = _receipt(volume, tmp_path)
-    rows = folder / "data/disk-0.sha256"
+    rows = folder / "data/disk0.sha256"
     rows.write_text(rows.read_text().replace("a", "b"))
     result = disk("verify", "--receipt", folder, "--repair", source, volume)
     assert result.exit_code == 1

@@ -16,7 +16,8 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.memory import Hashed, JobMemory, noting
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode
-from synvirt.model.rehearsal import Rehearsal
+from synvirt.model.rehearsal import Rehearsal, RehearsalState
+from synvirt.proof.bag import rehearsal_result
 from synvirt.proof.keeping import CopiedDisk, MovedJob
 
 log = structlog.get_logger(__name__)
@@ -118,7 +119,19 @@ def _made(job: Job) -> Any:
     )
     plan = (job.migration.plan.model_dump_json(indent=1) + "\n").encode()
     rehearsals = job.rooms.store.rehearsals.of(job.id)
-    return receipts.make(MovedJob(job.id, facts_of(job.migration, rehearsals), plan, disks, _token(job)))
+    facts = facts_of(job.migration, rehearsals)
+    return receipts.make(MovedJob(job.id, facts, plan, disks, _token(job), rehearsal=last_result(plan, rehearsals)))
+
+
+def last_result(plan: bytes, rehearsals: Sequence[Rehearsal]) -> bytes | None:
+    """The result of the newest rehearsal that was not cancelled, for the receipt; None: there is none. `rehearsals`: newest
+    first."""
+    known = (one for one in rehearsals if one.state in {RehearsalState.PASSED, RehearsalState.FAILED})
+    last = next(known, None)
+    if last is None:
+        return None
+    checks = [(check.name, check.ok) for check in last.checks]
+    return rehearsal_result(plan, passed=last.state is RehearsalState.PASSED, checks=checks)
 
 
 def _file(job: Job, number: int) -> Path:
