@@ -1,5 +1,6 @@
 """HttpClient against real sockets: what a server may do to it."""
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BadRequest, SourceUnreachable
-from synvirt.transport import Answer, HttpClient, Trust, http
+from synvirt.transport import Answer, HttpClient, Trust, heads, http
 from tests.servers.remote_servers import Certificates, certificates
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
@@ -118,6 +119,42 @@ def test_a_header_for_all_requests_is_set_and_taken_away(server: Server, client:
     client.request("GET", "/", headers={"cookie": "other"})
     client.request("GET", "/")
     assert [seen[2].get("cookie") for seen in server.seen] == ["session=1", "other", None]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("piece", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 102 "], ids=["interim answers", "a line"])
+def test_a_head_without_an_end_is_given_up(
+    piece: bytes, server: Server, client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sends something now and then is not silent; it must not hold a thread of ours."""
+    monkeypatch.setattr(heads, "HEAD_WITHIN_S", 1.0)
+    monkeypatch.setattr(client, "_timeout_s", 1.0)
+    gone = threading.Event()
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        with contextlib.suppress(OSError):
+            while not gone.wait(0.01):
+                request.wfile.write(piece if b"\n" in piece else piece[:1])
+        request.close_connection = True
+
+    server.reply = drip
+    try:
+        with pytest.raises(SourceUnreachable):
+            client.request("POST", "/")
+    finally:
+        gone.set()
+
+
+def test_an_answer_may_come_after_an_interim_one(server: Server, client: HttpClient) -> None:
+    def both(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(b"HTTP/1.1 100 Continue\r\nx-of: another\r\n\r\n")
+        server.send(request, 200, b"{}", **{"x-own": "1"})
+
+    server.reply = both
+    for _ in range(2):
+        answer = client.request("GET", "/")
+        assert (answer.status, answer.body, answer.headers.get("x-own"), answer.headers.get("x-of")) == (200, b"{}", "1", None)
+    assert server.connections == 1
 
 
 def test_requests_share_connections(server: Server, client: HttpClient) -> None:

@@ -39,6 +39,7 @@ from synvirt.outgoing import Guard
 from synvirt.repository.folder import UNFINISHED, Entry
 from synvirt.sizes import KIB, MIB
 from synvirt.transport import tls
+from synvirt.transport.heads import Response
 
 # The time between two pieces of an answer. A peer's disk may need long to make 64 MiB durable.
 TIMEOUT_S = 120.0
@@ -245,6 +246,7 @@ class PeerFolder:
             if self._idle:
                 return self._idle.pop(), _Stale
         made = http.client.HTTPConnection(self._host, self._port)
+        made.response_class = Response
         made.auto_open = 0  # it would connect by itself, without the guard
         return made, _Away
 

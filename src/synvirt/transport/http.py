@@ -34,6 +34,7 @@ from urllib3.exceptions import (
 from synvirt import __version__, outgoing
 from synvirt.errors import BadRequest, SourceUnreachable, root_cause_of
 from synvirt.transport import tls
+from synvirt.transport.heads import Response
 
 # The time to connect: a firewall that drops packets is found out after this.
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -63,6 +64,8 @@ def _dialled(connection: urllib3.connection.HTTPConnection) -> socket.socket:
 
 
 class _Plain(urllib3.connection.HTTPConnection):
+    response_class = Response
+
     def _new_conn(self) -> socket.socket:
         return _dialled(self)
 
@@ -70,6 +73,8 @@ class _Plain(urllib3.connection.HTTPConnection):
 class _Connection(urllib3.connection.HTTPSConnection):
     """With a pin the handshake itself compares the certificate (tls.context). urllib3 cannot know that, and warns. Without a
     pin the operator turned the check off, and `sources test` says so."""
+
+    response_class = Response
 
     def connect(self) -> None:
         super().connect()
