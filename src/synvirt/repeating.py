@@ -1,8 +1,8 @@
-"""A thread that does something at once and repeats it until the end of a block, with pauses after failures."""
+"""What is done again and again: by a thread until the end of a block, or after a failure, with pauses."""
 
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -11,6 +11,11 @@ import structlog
 log = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
+
+
+def pause_after(tries: int, pauses: Sequence[float]) -> float:
+    """The pause after so many failed tries, counted from 0. The last of `pauses` is also that of all further tries."""
+    return pauses[min(tries, len(pauses) - 1)]
 
 
 class Pauses(Generic[K]):

@@ -16,6 +16,7 @@ from synvirt.errors import BackupNotFound, Internal, MalformedArchive, Repositor
 from synvirt.proof.signing import BACKUPS, HostKey, PublicKey
 from synvirt.repository.manifest import Signature, Unread
 from synvirt.repository.repository import Repository
+from synvirt.sizes import counted
 
 # The code of a run's warning.
 UNKNOWN = "E_BAK_AUTHOR_UNKNOWN"
@@ -129,7 +130,7 @@ class Authors:
             if (reason := doubt(author)) is not None:
                 counts[reason] = counts.get(reason, 0) + 1
         for reason, count in counts.items():
-            under_way.warn(UNKNOWN, f"{count} restore point{'s' if count > 1 else ''}: {reason}")
+            under_way.warn(UNKNOWN, f"{counted(count, 'restore point')}: {reason}")
         return wrongs
 
 

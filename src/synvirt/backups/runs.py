@@ -36,6 +36,7 @@ from synvirt.jobs.runner import STORE_PAUSE_S, Runner, in_a_thread
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
 from synvirt.model.values import now
+from synvirt.repeating import pause_after
 from synvirt.sizes import sized
 from synvirt.store import Event
 from synvirt.store.backups import BackupRows, Key, Row
@@ -379,7 +380,7 @@ def until_it_goes_well(under_way: UnderWay, work: Callable[[], None]) -> None:
                 raise
             if under_way.stop():
                 raise Cancelled from error
-            pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
+            pause_s = pause_after(tries, AGAIN_S)
             tries += 1
             trouble = _trouble(error)
             _log.warning("the guest runs on; it is tried again", cause=trouble.message, again_s=pause_s)
@@ -399,7 +400,7 @@ def while_destination_is_away(under_way: UnderWay, work: Callable[[], None]) -> 
             until = until or time.monotonic() + AWAY_S
             if is_started(under_way.run.instant) or time.monotonic() >= until:
                 raise
-            trouble, pause_s = _trouble(error), AWAY_PAUSES_S[min(tries, len(AWAY_PAUSES_S) - 1)]
+            trouble, pause_s = _trouble(error), pause_after(tries, AWAY_PAUSES_S)
             tries += 1
             _log.warning("the destination is away", cause=trouble.message, again_s=pause_s)
             _show(under_way, trouble, "It is tried again")

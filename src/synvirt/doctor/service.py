@@ -72,7 +72,7 @@ def users_file(settings: Settings) -> str:
     there = listed(path)
     if not there:
         raise Missing(f"{path} has no account: nobody can log in")
-    return f"{path}: {len(there)} account{'s' if len(there) > 1 else ''}"
+    return f"{path}: {counted(len(there), 'account')}"
 
 
 def authorities(settings: Settings) -> str:

@@ -60,6 +60,7 @@ from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Instant, InstantState, Migration, Pass
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
+from synvirt.repeating import pause_after
 
 log = structlog.get_logger(__name__)
 
@@ -209,7 +210,7 @@ async def until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[T]]) -> T
         except Exception as error:
             if not _would_lose_writes(job.migration):
                 raise
-            pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
+            pause_s = pause_after(tries, AGAIN_S)
             tries += 1
             # A missing file may come back as another one. So it is checked again, not remembered.
             await job.show(_shown_meanwhile(job, error, pause_s))

@@ -22,6 +22,7 @@ from synvirt.live import GuestStaysOn
 from synvirt.migrations.job import Job
 from synvirt.model.kinds import Mode
 from synvirt.model.values import now
+from synvirt.repeating import pause_after
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +98,7 @@ class Patience:
         limit_s = _bearable_s(job, trouble) if self._limit_s is None else self._limit_s
         left_s = self._since + limit_s - moment
         pauses_s = next(pauses for kind, pauses in PAUSES_S.items() if isinstance(trouble, kind))
-        pause_s = pauses_s[min(self._tries, len(pauses_s) - 1)]
+        pause_s = pause_after(self._tries, pauses_s)
         if left_s <= 0 or (self._limit_s is not None and pause_s > left_s):
             raise trouble
         self._tries += 1

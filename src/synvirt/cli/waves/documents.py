@@ -11,6 +11,7 @@ from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
 from synvirt.cli.waves import asking
 from synvirt.cli.waves.asking import WAVES, WaveName
+from synvirt.sizes import counted
 
 Document = Annotated[Path, typer.Argument(metavar="WAVE.json", help="A wave as POST /waves takes it; - is stdin")]
 
@@ -108,7 +109,7 @@ def export(
 
 def _imported(answered: Any) -> None:
     for one in answered["waves"]:
-        members = f"{one['members']} member{'s' if one['members'] != 1 else ''}"
+        members = counted(one["members"], "member")
         if one["id"] is None:
             print(shown(f"Wave {one['name']} would have {members}"))
         else:

@@ -14,6 +14,7 @@ from synvirt.backups.retiring import fates
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupConflict, BackupNotFound, SynvirtError
 from synvirt.jobs.instant import is_started
+from synvirt.sizes import counted
 from synvirt.web.backups.words import WORDS
 from synvirt.web.fields import Field, fields, judged, mark_of, refuse_overtaken, typed, values
 from synvirt.web.forms import Form, Sent
@@ -102,7 +103,7 @@ class BackupPages:
         going = [fate for fate in self._fates(job).values() if fate.removed]
         return self._pages.ask(
             "Remove what is not kept?",
-            f"{job.name}: {len(going)} restore point{'' if len(going) == 1 else 's'}",
+            f"{job.name}: {counted(len(going), 'restore point')}",
             *(f"{fate.vm_name}, {moment(fate.created_at)}" for fate in going[:LATEST]),
             *([f"and {len(going) - LATEST} more"] if len(going) > LATEST else []),
             "The job's next run does the same at its end.",
