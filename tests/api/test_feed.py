@@ -8,6 +8,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
 from synvirt.api.stream import FIRST, KEPT_EVENTS, Feed, Pace, Words
 from synvirt.errors import PersistFailed
@@ -136,8 +137,10 @@ def test_a_store_that_fails_ends_the_streams_and_the_next_client_starts_over() -
         house = House()
         client = await house.client()
         house.broken = True
-        with pytest.raises(StopAsyncIteration):
+        with capture_logs() as logged, pytest.raises(StopAsyncIteration):
             await taken(client, 1)
+        # It is none of our own errors: so the log has where it came from.
+        assert [(one["cause"], one["exc_info"]) for one in logged] == [("the disk is gone", True)]
         house.broken = False
         again = asyncio.create_task(taken(await house.client(last_event_id=0), 1))
         house.write()

@@ -233,7 +233,7 @@ class Feed(Generic[E, S]):
                 await asyncio.sleep(self._pace.tick_s)
         except Exception as error:
             # Clients connect again, which starts another look.
-            _log.warning("the streams end", error=str(error))
+            _log.warning("the streams end", cause=str(error), exc_info=not isinstance(error, PersistFailed))
         finally:
             self._wake()
 
