@@ -140,13 +140,13 @@ class Backups:
         # Jobs whose points are being removed, and repositories whose key is being changed: no run of them begins meanwhile.
         self._held: set[UUID] = set()
 
+    # ── start, pause, end ────────────────────────────────────────────────────────────────────────────────────────────
+
     def start(self) -> None:
         """Call it once, before any request."""
         self._cut_off = self.runs.start()
         if self._restore_host is not None:
             self._testing().forget(self.points.ids())
-
-    # ── start, pause, end ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def pause(self) -> None:
         """This host has lost its lease: on return none of its runs goes on, and none begins."""

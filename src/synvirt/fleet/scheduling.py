@@ -142,9 +142,8 @@ class Scheduler:
         found = [self._later[0][0]] if self._later else []
         if self._wave.start_at is not None:
             found.append(self._wave.start_at)
-        if not self._parked and not any(self._to_cut.values()):
-            return min((at for at in found if at > now), default=None)
-        if (opens := self._standing.openings.next_start(now)) is not None:
+        waits_for_window = bool(self._parked) or any(self._to_cut.values())
+        if waits_for_window and (opens := self._standing.openings.next_start(now)) is not None:
             found.append(opens)
         return min((at for at in found if at > now), default=None)
 
