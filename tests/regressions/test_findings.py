@@ -67,7 +67,10 @@ TESTS: Tests = {
             "test_an_ipv6_caller_is_its_64_and_an_account_is_watched_too",
         ),
         "api/callers/test_coming.py": ("test_who_is_refused_is_an_entry_each_account_a_metric_and_a_count",),
-        "regressions/test_findings.py": ("test_behind_a_proxy_the_caller_is_who_the_proxy_says",),
+        "regressions/test_findings.py": (
+            "test_behind_a_proxy_the_caller_is_who_the_proxy_says",
+            "test_behind_a_proxy_that_adds_a_field_of_its_own_a_caller_chooses_no_address",
+        ),
     },
     "S9 connections without a password stay": {
         "api/test_server.py": ("test_who_says_nothing_more_is_let_go", "test_one_address_does_not_have_all_connections"),
@@ -140,6 +143,23 @@ def test_behind_a_proxy_the_caller_is_who_the_proxy_says(tmp_path: Path) -> None
             assert "too many" in ask("wrong", "192.0.2.1").text
             assert ("too many" in ask("correct horse", "192.0.2.2").text) is others_wait
         service.close()
+
+
+def test_behind_a_proxy_that_adds_a_field_of_its_own_a_caller_chooses_no_address(tmp_path: Path) -> None:
+    """As HAProxy does: the first field is the caller's, who would be another one with each guess."""
+    from synvirt.api.callers.auth import FAILURES_ALLOWED, Throttled
+    from tests.fakes.service import only_admin
+
+    service = Service(tmp_path, check_password=Throttled(only_admin), tls=False, trusted_proxies="127.0.0.0/8")
+    with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as client:
+
+        def guess(number: int) -> str:
+            fields = [("X-Forwarded-For", f"192.0.2.{number}"), ("X-Forwarded-For", "198.51.100.1")]
+            return client.get("/metrics", auth=httpx.BasicAuth(f"guesser-{number}", "wrong"), headers=fields).text
+
+        assert not any("too many" in guess(number) for number in range(FAILURES_ALLOWED))
+        assert "too many" in guess(FAILURES_ALLOWED)
+    service.close()
 
 
 def test_a_line_of_the_stream_ends_at_line_feeds_alone() -> None:

@@ -272,7 +272,9 @@ class Gate:
         """The caller's address; behind one of our proxies, the one that the proxy itself added last."""
         client = scope.get("client")
         address = client[0] if client else ""
-        forwarded = Headers(scope=scope).get("x-forwarded-for", "").rpartition(",")[2].strip()
+        # Some proxies add a field of their own behind the caller's (HAProxy), others add to it (nginx).
+        fields = Headers(scope=scope).getlist("x-forwarded-for")
+        forwarded = fields[-1].rpartition(",")[2].strip() if fields else ""
         if self._proxies and forwarded:
             with contextlib.suppress(ValueError):
                 if any(ipaddress.ip_address(address) in proxy for proxy in self._proxies):
