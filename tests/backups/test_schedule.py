@@ -128,12 +128,12 @@ def test_a_run_that_ends_the_service_each_time_fails_and_is_made_again_once(
     monkeypatch.setattr(runs, "RESUMED_MAX", 1)
     job = _scheduled(house)
     assert job.next_run_at is not None
-    moment, triggers = job.next_run_at, []
+    moment, begun = job.next_run_at, []
     for _ in range(2):
         opened = threading.Event()
         house.guests.gate = _held(house, opened)
         (run,) = house.backups.run_due(moment)
-        triggers.append(run.trigger)
+        begun.append((run.trigger, run.attempt))
         for _ in range(2):
             assert opened.wait(LONG_S)
             house.close()
@@ -145,7 +145,7 @@ def test_a_run_that_ends_the_service_each_time_fails_and_is_made_again_once(
         assert found.error is not None
         assert (found.status, found.error.code) == ("failed", "E_BAK_INTERRUPTED")
         moment += timedelta(seconds=10)
-    assert triggers == ["schedule", "again"]
+    assert begun == [("schedule", 1), ("again", 2)]
     assert house.backups.run_due(moment) == []
     house.close()
 

@@ -311,6 +311,19 @@ def service(tmp_path: Path) -> Iterator[Service]:
     made.close()
 
 
+ANSWERED = ("/audit", "/audit/verify", "/tokens", "/migrator/migrations", "/migrator/sources", "/migrator/uploads")
+
+
+@pytest.mark.parametrize("path", ANSWERED)
+def test_json_is_the_answer_of_the_api(service: Service, run: Run, path: str) -> None:
+    service.submit()
+    with service.local() as client:
+        made = client.post(client.base_url.copy_with(path="/api/v1/tokens"), json={"name": "ci", "role": "viewer"})
+        assert made.status_code == 201
+        answer = client.get(client.base_url.copy_with(path=f"/api/v1{path}")).text
+    assert run(*COMMANDS[f"GET {path}"].split(), "--json").stdout == answer + "\n"
+
+
 def test_what_lies_in_the_import_root(service: Service, run: Run) -> None:
     assert run("files").stdout.strip() == "The folder is empty"
     (service.settings.imports_dir / "web.qcow2").write_bytes(b"QFI\xfb" + bytes(508))

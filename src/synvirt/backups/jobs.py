@@ -43,6 +43,13 @@ class Jobs:
         self._rows.put_all([self.row(job)], host=self._host)
         return _shown(job)
 
+    def forget_run(self, run_id: UUID) -> None:
+        """A job whose last run it is has none until it runs again: its schedule goes by `scheduled_to`, and an earlier run must
+        not be made up for once more."""
+        for job in self.all():
+            if job.last_run_id == run_id:
+                self.put(job.model_copy(update={"last_run_id": None}))
+
     def row(self, job: BackupJob) -> Row:
         return Row("job", job.id, job)
 

@@ -222,7 +222,8 @@ RunKind = Literal["backup", "restore", "verify", "boot_test", "collect"]
 class BackupRun(Model):
     """A backup, a restore, a verification, a boot test or a collection of garbage, under way or ended. `trigger`: who began
     it; again: the schedule, since the service's end had cut the one before off. `submitted_by`: who asked for it; null: the
-    service itself. `stored_bytes`: what the repository grew by.
+    service itself. `host`: the one that has it; null: it was begun by an earlier version. `attempt`: 2, if it was begun again.
+    `stored_bytes`: what the repository grew by.
     `path`: where a restore put the disks; `domain`: the guest that it became; `instant`: how far that one is, where it
     was started at once. `error`: why it failed; while it is under way, what it tries again. `report`: what is wrong with the
     repository, `collected`: what was removed from it. `resumed_count`: how often the service ended meanwhile, and the run went
@@ -232,6 +233,8 @@ class BackupRun(Model):
     kind: RunKind = "backup"
     trigger: Trigger = "asked"
     submitted_by: Submitted = None
+    host: str | None = None
+    attempt: int = 1
     job_id: UUID | None = None
     repository_id: UUID | None = None
     status: Status = Status.QUEUED

@@ -251,6 +251,7 @@ class Runs:
             raise BackupConflict("the service is being stopped")
         if self._paused:
             raise BackupConflict("this host has lost its lease", hint="see the list of hosts; it gets a new lease by itself")
+        run = run.model_copy(update={"host": self._host})
         self._save(run, with_=with_)
         self._stops[run.id], self._begun[run.id] = Stop(), run
         if not self._started:

@@ -329,21 +329,16 @@ class Backups:
             return self._run(job, "asked")
 
     def remove_run(self, run_id: UUID) -> None:
-        """BackupConflict, if it has not ended. A job whose last run it was has none until it runs again: its schedule goes by
-        `scheduled_to`, and an earlier run must not be made up for once more."""
+        """BackupConflict, if it has not ended."""
         with self.runs.lock:
             run = self.runs.get(run_id)
             if run.status not in ENDS:
                 raise BackupConflict(f"run {run_id} has not ended: it is {run.status}", hint="cancel it first")
-            # The jobs first: the schedule looks their last runs up.
-            for job in self._jobs.all():
-                if job.last_run_id == run_id:
-                    self._jobs.put(job.model_copy(update={"last_run_id": None}))
+            self._jobs.forget_run(run_id)  # first: the schedule looks their last runs up
             self.runs.remove(run_id)
 
     def remove_older_runs(self, days: float) -> None:
-        """Removes the runs of this host that ended this many days ago, but the last one of each job: the schedule may yet
-        make up for it. Never raises."""
+        """Removes the runs of this host that ended this many days ago, but the last one of each job. Never raises."""
         try:
             last = {job.last_run_id for job in self._jobs.all()}
             for run in self.runs.ended_before(now() - timedelta(days=days)):
@@ -385,6 +380,7 @@ class Backups:
             job_id=job.id,
             repository_id=job.repository_id,
             trigger=trigger,
+            attempt=2 if trigger == "again" else 1,
             created_at=now(),
         )
         row = self._jobs.row(job.model_copy(update={"last_run_id": run.id}))

@@ -138,24 +138,21 @@ def revoke(
 def list_audit(
     options: Options,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many")] = 50,
-    cursor: Annotated[int | None, typer.Option(min=1, help="Entries before this number")] = None,
+    cursor: Cursor = None,
 ) -> None:
-    """List the audit trail, newest first. With --json each line is an entry.
+    """List the audit trail, newest first.
 
     Example: synvirt audit list --limit 20
     """
     with options.connect() as client:
-        answer = json.loads(client.ask("GET", "/audit", params={"limit": limit, "cursor": cursor}))
-    items = answer["items"]
-    if options.json:
-        for one in items:
-            print(json.dumps(one))
-        return
-    fields = ("seq", "at", "account", "address", "method", "resource", "result")
-    rows = [tuple(shown(str(one[field])) for field in fields) for one in items]
-    print_table(("NO", "AT", "ACCOUNT", "FROM", "METHOD", "RESOURCE", "RESULT"), rows)
-    if answer["next_cursor"]:
-        print(f"There are more: --cursor {answer['next_cursor']}")
+        answer = client.ask("GET", "/audit", params={"limit": limit, "cursor": cursor})
+
+    def show(items: list[Any]) -> None:
+        fields = ("seq", "at", "account", "address", "method", "resource", "result")
+        rows = [tuple(shown(str(one[field])) for field in fields) for one in items]
+        print_table(("NO", "AT", "ACCOUNT", "FROM", "METHOD", "RESOURCE", "RESULT"), rows)
+
+    print_page(answer, none="Nothing is in the audit trail", show=show, as_json=options.json)
 
 
 @audit.command()

@@ -52,6 +52,7 @@ def test_a_run_is_accepted_without_a_body_and_ends_completed(service: Service, c
     ended(service.backups, accepted.json()["id"])
     run = client.get(f"/runs/{accepted.json()['id']}").json()
     assert run["status"] == "completed"
+    assert (run["host"], run["attempt"]) == (service.settings.host_id, 1)
     (point,) = client.get("/restore-points").json()["items"]
     assert [point["id"]] == run["restore_point_ids"]
     assert (point["quiesced"], point["consistency"], point["repository_kind"]) == (False, "offline", "local")
