@@ -287,6 +287,23 @@ def test_not_there(elsewhere: Elsewhere) -> None:
         detect(there, remote)
 
 
+@pytest.mark.parametrize("tells", ["ETag", "Last-Modified", ""])
+def test_a_file_whose_server_tells_nothing_of_its_version_is_a_concern(tmp_path: Path, tells: str) -> None:
+    """Another file of its size, put in its place while it is read, would be half of the disk."""
+    image = appliances.image(tmp_path, "web.qcow2", "qcow2", appliances.raw_disk(1 << 20, seed=1)).read_bytes()
+
+    def script(request: servers.RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        status, headers, body = servers.honest(image, request)
+        del headers["ETag"]
+        return status, headers | ({tells: "Fri, 27 Nov 2026 10:00:00 GMT"} if tells else {}), body
+
+    with servers.scripted(script) as url:
+        there, remote = place(RemoteFileRequest(url=f"{url}web.qcow2"), RULES)
+        manifest = detect(there, remote).inspect(there, remote)
+    unversioned = [concern.id for concern in manifest.concerns if concern.category == "Warning"]
+    assert ("disk-unversioned:disk0" in unversioned) == (not tells)
+
+
 # ── how much is read ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

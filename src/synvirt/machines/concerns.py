@@ -414,6 +414,17 @@ def in_use() -> Concern:
     )
 
 
+def unversioned(key: str) -> Concern:
+    return Concern(
+        id=f"disk-unversioned:{key}",
+        category="Warning",
+        label="File without a version",
+        assessment=f"The server of disk {key} sends neither an ETag nor a Last-Modified: if the file is replaced by "
+        "another one of the same size while it is read, the disk is of two halves, and nothing shows it.",
+        remedy="Let nobody write the file until the import has ended, or serve it by nginx, Apache or S3.",
+    )
+
+
 def compressed(key: str) -> Concern:
     return Concern(
         id=f"disk-compressed:{key}",

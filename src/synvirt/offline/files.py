@@ -261,6 +261,8 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
     found = concerns.of_layout(disk.key, layout)
     if snapshots:
         found.append(concerns.disk_snapshots(disk.key, snapshots))
+    if any(each.endswith(" ") for each in versions(spec)):  # its size alone
+        found.append(concerns.unversioned(disk.key))
     if disk.capacity_bytes and abs(size - disk.capacity_bytes) > _CAPACITY_SLACK_BYTES:
         found.append(concerns.capacity_differs(disk.key, disk.capacity_bytes, size))
     known = {"format": format_name(spec), "capacity_bytes": size, "used_bytes": used}
