@@ -6,6 +6,12 @@ from pydantic import Field, StringConstraints, model_validator
 
 from synvirt.model.values import WHOLE, Received
 
+# A guest's services come up within minutes of its boot.
+WITHIN_S = 120
+Within = Annotated[float, Field(gt=0, le=3600)]
+Argument = Annotated[str, StringConstraints(max_length=4096)]
+PageUrl = Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://")]
+
 
 class Check(Received):
     """A check of a moved guest's health, besides its boot sign: a TCP port that answers, an HTTP page, or a command that its
@@ -13,9 +19,9 @@ class Check(Received):
 
     kind: Literal["port", "http", "command"]
     port: Annotated[int, Field(ge=1, le=65535), WHOLE] | None = None
-    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://")] | None = None
-    argv: Annotated[tuple[Annotated[str, StringConstraints(max_length=4096)], ...], Field(max_length=64)] = ()
-    within_s: Annotated[float, Field(gt=0, le=3600)] = 120
+    url: PageUrl | None = None
+    argv: Annotated[tuple[Argument, ...], Field(max_length=64)] = ()
+    within_s: Within = WITHIN_S
 
     @model_validator(mode="after")
     def _its_own_field(self) -> Self:

@@ -4,8 +4,9 @@ from enum import StrEnum
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
+from synvirt.model.checks import WITHIN_S, Argument, PageUrl, Within
 from synvirt.model.problems import Problem
 from synvirt.model.submitter import Submitted
 from synvirt.model.values import WHOLE, Model, Received, Time
@@ -33,15 +34,12 @@ class RehearsalState(StrEnum):
 REHEARSED = frozenset({RehearsalState.PASSED, RehearsalState.FAILED, RehearsalState.CANCELLED})
 
 
-Within = Annotated[float, Field(gt=0, le=3600)]
-
-
 class CommandCheck(Received):
     """A program that the guest's agent runs; it must end with 0 before `within_s` is over, and is run again until then."""
 
     kind: Literal["command"]
-    argv: Annotated[tuple[Annotated[str, StringConstraints(max_length=4096)], ...], Field(min_length=1, max_length=64)]
-    within_s: Within = 120
+    argv: Annotated[tuple[Argument, ...], Field(min_length=1, max_length=64)]
+    within_s: Within = WITHIN_S
 
 
 class PortCheck(Received):
@@ -49,7 +47,7 @@ class PortCheck(Received):
 
     kind: Literal["port"]
     port: Annotated[int, Field(ge=1, le=65535), WHOLE]
-    within_s: Within = 120
+    within_s: Within = WITHIN_S
 
 
 # fmt: off
@@ -81,7 +79,7 @@ class RoleCheck(Received):
 
     kind: Literal["role"]
     role: Role
-    within_s: Within = 120
+    within_s: Within = WITHIN_S
 
 
 class PageCheck(Received):
@@ -89,8 +87,8 @@ class PageCheck(Received):
     sent to the guest."""
 
     kind: Literal["http"]
-    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://")]
-    within_s: Within = 120
+    url: PageUrl
+    within_s: Within = WITHIN_S
 
 
 AnyCheck = Annotated[CommandCheck | PortCheck | RoleCheck | PageCheck, Field(discriminator="kind")]
