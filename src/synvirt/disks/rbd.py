@@ -23,7 +23,7 @@ CONNECT_TIMEOUT_S = 30
 # After a disk of the cluster fails, requests wait 20 s until its peers report it; then others answer.
 REQUEST_TIMEOUT_S = 90
 # A killed client counts as alive for 30 s.
-LOCK_TIMEOUT_S = 60
+LOCK_TIMEOUT_S, LOCK_LOOK_S = 60, 0.2
 # Requests of several threads go to several disks of the cluster.
 THREADS = 4
 # How much one query about existing objects covers: 256 objects, so that a large image needs no memory.
@@ -238,7 +238,7 @@ def _lock(image: Any, name: str) -> None:
         except (rbd.ReadOnlyImage, rbd.ImageBusy) as error:
             if time.monotonic() >= deadline:
                 raise DiskWriteFailed(f"volume {name} is being written by somebody else", hint=HINTS[errno.EROFS]) from error
-            time.sleep(0.2)
+            time.sleep(LOCK_LOOK_S)
         else:
             return
 

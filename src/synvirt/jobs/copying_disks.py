@@ -50,7 +50,7 @@ from synvirt.jobs.wire import Flushed, Moved, Result, Wire
 from synvirt.repository.specs import PointSpec
 
 # How long a worker waits for the one before it. When a service was killed, its worker ends within milliseconds.
-LOCK_WAIT_S = 15.0
+LOCK_WAIT_S, LOCK_LOOK_S = 15.0, 0.05
 # Threads for a remote disk, for any number of cores: half of them wait for reads, half for writes.
 WAITING_THREADS = 8
 # Messages a second: twice what a client gets (2 a second), so that its figures are fresh.
@@ -422,7 +422,7 @@ def exclusively(writer: WriterSpec) -> Iterator[None]:
                         "another process is writing the volume",
                         hint="end the other copy worker of this volume, or the second service on this data_dir",
                     ) from None
-                time.sleep(0.05)
+                time.sleep(LOCK_LOOK_S)
         yield
     finally:
         os.close(descriptor)

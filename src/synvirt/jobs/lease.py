@@ -32,7 +32,7 @@ LEASE_S, RENEW_EVERY_S, LOOK_EVERY_S = 60.0, 10.0, 1.0
 GRACE_S = 30.0
 SELF_FENCE_S = 40.0
 # How long to try to begin: the database may keep the session of a process that was just killed for a moment.
-CLAIM_WITHIN_S = 15.0
+CLAIM_WITHIN_S, CLAIM_LOOK_S = 15.0, 0.2
 # How long the end waits for a renewal that is under way; it ends with the process anyway.
 END_TIMEOUT_S = 2.0
 
@@ -122,7 +122,7 @@ class HostLease:
             except Conflict:
                 if self._clock() >= deadline:
                     raise
-                time.sleep(0.2)
+                time.sleep(CLAIM_LOOK_S)
         self._begin_epoch()
         self._held, self._held_since = True, self._clock()
         for thread in self._threads:

@@ -74,8 +74,8 @@ async def shut_down(job: Job) -> None:
     # The downtime begins now, even if the guest was down before and was powered on again.
     at = now()
     await job.note(downs=(await job.memory()).downs + 1, down_since=at, shutting_down_at=at)
-    if (noted := (await job.memory()).down_since) is not None:  # stored to the millisecond
-        off_for_s(job, noted)
+    if (noted := (await job.memory()).down_since) is not None:
+        off_for_s(job, noted)  # its clock starts here, for the time as it is stored, to the millisecond
     plan = job.migration.plan
     await at_source(job, lambda adapter: adapter.shutdown(job.vm_id, plan.shutdown, plan.shutdown_timeout_s))
     await job.note(shutting_down_at=None)
