@@ -13,12 +13,13 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.jobs.board import Board
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import advance, source_vm
 from synvirt.migrations.advance import SWEEP_PAUSES_S, sweep
 from synvirt.migrations.steps import STEPS
-from synvirt.model.job import DiskProgress
+from synvirt.model.job import DiskProgress, Progress
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
@@ -216,6 +217,20 @@ def test_a_job_that_was_failing_goes_on_with_that_and_one_with_a_trouble_with_it
         assert ended == (State.CANCELLED if fatal and isinstance(error, Cancelled) else State.FAILED)
 
 
+def test_the_figures_of_a_job_have_its_state_after_each_move(tmp_path: Path) -> None:
+    """The stream sends them after the event of the move, and a client would take the job back to the state before."""
+    (tmp_path / "imports" / "appliance").mkdir(parents=True)
+    with closing(House(tmp_path, workers=in_process)) as house:
+        (house.imports / "appliance" / "disk-0.raw").write_bytes(bytes(4096))
+        job, moved = house.intake.submit(offline_plan(house.imports / "appliance")), []
+        while not job.ended:
+            moved.append(asyncio.run(advance.advance(house.rooms, job, Stop())))
+            job = house.store.get(job.id)
+            if not job.ended:
+                assert house.rooms.board.latest().get(job.id, (job.state,))[0] == job.state
+        assert moved == [State.COPYING_FULL, State.STARTING, State.COMPLETED]
+
+
 class AtWork:
     """A job whose calls are noted, with what they are given."""
 
@@ -363,7 +378,7 @@ def test_a_state_that_goes_on_is_one_visit(to: State) -> None:
     async def change(**named: Any) -> None:
         changed.update(named)
 
-    migration = SimpleNamespace(state=State.DELTA_SYNCING, history=("visit",))
-    job: Any = SimpleNamespace(id=UUID(int=1), migration=migration, change=change)
+    migration = SimpleNamespace(state=State.DELTA_SYNCING, history=("visit",), progress=Progress())
+    job: Any = SimpleNamespace(id=UUID(int=1), migration=migration, change=change, rooms=SimpleNamespace(board=Board()))
     asyncio.run(advance._move(job, to))
     assert len(changed["history"]) == (1 if to is State.DELTA_SYNCING else 2)

@@ -91,6 +91,8 @@ async def _move(job: Job, to: State, **fields: object) -> State:
     visit = StateVisit(state=to, at=now())
     history = job.migration.history if to == job.migration.state else (*job.migration.history, visit)
     await job.change(state=to, history=history, **fields)
+    if to not in ENDS:  # else the stream would go on with figures of the state before
+        job.rooms.board.pin(job.id, to, job.migration.progress)
     log.info("job moved", job=str(job.id), state=to)
     return to
 
