@@ -12,6 +12,7 @@ from synvirt.backups.model import (
     ENDS,
     BackupRepositoryRequest,
     BackupRun,
+    RestoreRequest,
     Status,
 )
 from synvirt.backups.worker.taking_journal import RECORD_BYTES, Journal
@@ -21,6 +22,7 @@ from synvirt.jobs.runner import Runner
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import NAME_BYTES
 from synvirt.store.backups import Row
+from synvirt.store.store import StoreAway
 from tests.backups.house import House, disk_content
 from tests.running.processes import until
 
@@ -237,6 +239,51 @@ def test_a_run_whose_end_cannot_be_stored_ends_when_the_store_is_back(
     assert (run.status, len(run.restore_point_ids)) == (("failed", 0) if fails else ("completed", 1))
     house.image("web", disk_content())
     assert house.run(job).status == "completed"
+
+
+@pytest.mark.parametrize("guests", [("web",), ("web", "db")])
+def test_a_run_goes_on_where_its_store_was_away_for_a_moment(
+    house: House, monkeypatch: pytest.MonkeyPatch, guests: tuple[str, ...]
+) -> None:
+    """A restart of the database failed each backup, and undid each restore, however long it had taken."""
+    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.01,))
+    for name in guests:
+        house.image(name, disk_content())
+    job, rows, away = house.job(*guests), house.store.backups, list[str]()
+    put_all = rows.put_all
+
+    def restarting(written: list[Row], **more: Any) -> None:
+        if len(away) < 3 and any(row.kind == "run" and row.state == "transferring" for row in written):
+            away.append("the run's state")
+            raise StoreAway("the store failed: terminating connection due to administrator command")
+        put_all(written, **more)
+
+    monkeypatch.setattr(rows, "put_all", restarting)
+    run = house.run(job)
+    assert (run.status, run.error, len(run.restore_point_ids), run.warnings) == ("completed", None, len(guests), ())
+    assert len(away) == 3
+    away.clear()
+    restored = house.ended(house.backups.restore(run.restore_point_ids[0], RestoreRequest(target="export", name="out")))
+    assert (restored.status, restored.error, len(away)) == ("completed", None, 3)
+
+
+def test_a_run_that_is_cancelled_while_its_store_is_away_ends(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (60.0,))
+    house.image("web", disk_content())
+    job, rows, away = house.job("web"), house.store.backups, threading.Event()
+    put_all = rows.put_all
+
+    def failing(written: list[Row], **more: Any) -> None:
+        if not away.is_set() and any(row.kind == "run" and row.state == "transferring" for row in written):
+            away.set()
+            raise StoreAway("the store failed: the connection is lost")
+        put_all(written, **more)
+
+    monkeypatch.setattr(rows, "put_all", failing)
+    run = house.backups.run_job(job.id)
+    assert away.wait(60)
+    house.backups.runs.cancel(run.id)
+    assert house.ended(run).status == "cancelled"
 
 
 def test_a_journal_gives_what_was_named_at_its_own_moment_and_nothing_else(tmp_path: Path) -> None:

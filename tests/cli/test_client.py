@@ -27,6 +27,7 @@ from synvirt.errors import (
     Conflict,
     Internal,
     NotFound,
+    PersistFailed,
     ServiceUnreachable,
     Unauthorized,
     VmNotFound,
@@ -140,6 +141,21 @@ def test_a_refusal_is_raised_as_what_it_was(status: int, code: str, error: type[
         assert raised.value.hint == "do"  # type: ignore[attr-defined]
         with pytest.raises(error, match="so it is"):
             next(client.stream())
+
+
+def test_a_service_whose_database_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.cli.client.RECONNECT_EVERY_S", 0)
+    away = httpx.Response(500, json={"code": "E_MIG_PERSIST_FAILED", "detail": "the store failed", "hint": "wait"})
+    answers = iter([_answer([b"id: 1\ndata: a\n\n"]), away, away, _answer([b"id: 2\ndata: b\n\n"])])
+    http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(lambda _: next(answers)))
+    lost: list[str] = []
+    with Client(http, where="here", hint="") as client:
+        events = client.follow(on_lost=lambda: lost.append("waiting"))
+        assert [next(events).data, next(events).data, lost] == ["a", "b", ["waiting"]]
+    answers = iter([away])
+    http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(lambda _: next(answers)))
+    with Client(http, where="here", hint="") as client, pytest.raises(PersistFailed):  # it never answered
+        next(client.follow())
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b'{"code": 1}', b""])

@@ -32,6 +32,7 @@ from synvirt.errors import (
 from synvirt.jobs.wire import Moved, Result
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown, statement
 from synvirt.repository.repository import Repository
+from synvirt.store.store import StoreAway
 
 # The newest points whose manifests are read to find one that changes can be counted from.
 BASES_LOOKED_AT = 10
@@ -82,7 +83,7 @@ class BackingUp:
                 # Before the guest's disks are held: while they are, the guest's host needs more and more space.
                 with held(self._limits, under_way, repository, Limits.guests):
                     self._back_up_one(under_way, job, known, repository, vm_id)
-            except (Cancelled, RepositoryUnreachable, RepositoryFull):
+            except (Cancelled, RepositoryUnreachable, RepositoryFull, StoreAway):
                 raise
             except SynvirtError as error:
                 if len(job.vm_ids) > 1:

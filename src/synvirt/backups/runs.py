@@ -8,7 +8,8 @@ A run's work follows only from its row and its memory (memory.py), whether it is
 kind can also be continued. After the service's end a run continues at the next start, from its progress; after a lost lease,
 once the lease is held again. If it cannot continue, or the service has ended RESUMED_MAX times during it, it fails. What a
 failed or cancelled run made is undone, by the ledger. A restore that has started its guest at once does not fail
-(`until_it_goes_well`): what the guest wrote is nowhere else. One whose destination is away waits (`while_destination_is_away`).
+(`until_it_goes_well`): what the guest wrote is nowhere else. One whose destination is away waits (`while_destination_is_away`),
+and so does every run while the store is away.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, repeat
 from uuid import UUID
 
 import structlog
@@ -42,6 +44,7 @@ from synvirt.store import Event
 from synvirt.store.backups import BackupRows, Key, Row
 from synvirt.store.documents import parsed, readable
 from synvirt.store.ledger import Owner
+from synvirt.store.store import StoreAway
 
 # Each reads with one thread for each core: more runs would only take turns.
 RUNS_AT_ONCE = 2
@@ -283,13 +286,35 @@ class Runs:
                 return
             self._at_work.add(run.id)
         with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
-            under_way = UnderWay(run, stop.is_set, self._save, self.figures, lambda: self._is_cut(run.id))
+            under_way, pauses = self._under_way(run, stop), chain(AWAY_PAUSES_S, repeat(AWAY_PAUSES_S[-1]))
             try:
-                until_it_goes_well(under_way, lambda: while_destination_is_away(under_way, lambda: self._to_its_end(under_way)))
+                while not self._did(under_way):
+                    wait(next(pauses), stop.is_set)
+                    under_way = self._under_way(self._as_stored(run.id, stop), stop)
             except Exception as error:
                 self._stored_end(under_way, error)
             finally:
                 self._at_work.discard(run.id)
+
+    def _under_way(self, run: BackupRun, stop: Stop) -> UnderWay:
+        return UnderWay(run, stop.is_set, self._save, self.figures, lambda: self._is_cut(run.id))
+
+    def _did(self, under_way: UnderWay) -> bool:
+        """Does the run's work to its end. False: the store failed meanwhile, and the run goes on as it is stored, as after a
+        restart."""
+        try:
+            until_it_goes_well(under_way, lambda: while_destination_is_away(under_way, lambda: self._to_its_end(under_way)))
+        except StoreAway as away:
+            _log.warning("the store is away; the run waits", cause=away.detail)
+            return False
+        return True
+
+    def _as_stored(self, run_id: UUID, stop: Stop) -> BackupRun:
+        """The run, once the store answers. Cancelled, if it is stopped before."""
+        while True:
+            with contextlib.suppress(StoreAway):
+                return parsed(BackupRun, self._rows.get("run", run_id, host=self._host))
+            wait(STORE_PAUSE_S, stop.is_set)
 
     def _to_its_end(self, under_way: UnderWay) -> None:
         run = under_way.run

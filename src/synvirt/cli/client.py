@@ -24,6 +24,7 @@ from synvirt.errors import (
     BadRequest,
     Internal,
     NotFound,
+    PersistFailed,
     ServiceUnreachable,
     SynvirtError,
     Unauthorized,
@@ -270,7 +271,7 @@ class Client(AbstractContextManager["Client"]):
         patience_s: float = PATIENCE_S,
         on_lost: Callable[[], None] = lambda: None,
     ) -> Iterator[StreamEvent]:
-        """Events without end: after a lost connection it waits for the service, and missed events are replayed.
+        """Events without end: after a lost connection it waits for the service and its store, and missed events are replayed.
 
         ServiceUnreachable, after the service was away for `patience_s`, or at once if it never answered.
         """
@@ -283,7 +284,7 @@ class Client(AbstractContextManager["Client"]):
                     connected, lost_at = True, None
                     last_event_id = event.id or last_event_id
                     yield event
-            except ServiceUnreachable:
+            except (ServiceUnreachable, PersistFailed):  # the latter: it answers, and its database is away
                 if not connected or (lost_at is not None and time.monotonic() - lost_at > patience_s):
                     raise
             if lost_at is None:

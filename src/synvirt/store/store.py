@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, NotSupportedError, ProgrammingError, SQLAlchemyError
 
 from synvirt.errors import Conflict, PersistFailed, not_listed
 from synvirt.model.job import CutoverRequest, Migration
@@ -65,6 +65,8 @@ from synvirt.store.windows import WindowRows
 UPGRADE_LOCK = 0x75706772
 # One host at a time adds jobs: "addj".
 ADDING_LOCK = 0x6164646A
+# What no database takes, at whatever moment.
+_OF_THE_STATEMENT = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
 _STATES = frozenset(str(state) for state in State)
 # Made once: each job asks every moment, and to make a statement costs more than SQLite takes to answer it.
 _THIS_JOB = migrations.c.id == bindparam("job")
@@ -90,6 +92,10 @@ def _page(only: Only, limit: int, cursor: int | None) -> Select[Any]:
 def _newest(only: Only, limit: int) -> Select[Any]:
     """The first page, which is asked for again and again: a job's forecasts look at those of its source."""
     return _page(only, limit, None)
+
+
+class StoreAway(PersistFailed):
+    """The database does not answer, or has no room: it may answer soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +447,7 @@ def _reported(job: Migration) -> tuple[object, ...]:
 
 def _persist_failed(error: SQLAlchemyError) -> PersistFailed:
     cause = str(getattr(error, "orig", None) or error).splitlines()[0]
-    return PersistFailed(
+    return (PersistFailed if isinstance(error, _OF_THE_STATEMENT) else StoreAway)(
         f"the store failed: {cause}",
         hint="check the free space of the service's folder (data_dir), or that the database answers",
     )
