@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -10,6 +11,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from synvirt.accounts import Role
+from synvirt.acting import Act, acting
 from synvirt.backups.model import (
     ENDS,
     BackupJobChange,
@@ -22,7 +25,15 @@ from synvirt.backups.model import (
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retention import Retention
 from synvirt.backups.retiring import Retiring
-from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, PersistFailed, RepositoryUnreachable, SynvirtError
+from synvirt.errors import (
+    BackupBadRequest,
+    BackupConflict,
+    BackupForbidden,
+    BackupNotFound,
+    PersistFailed,
+    RepositoryUnreachable,
+    SynvirtError,
+)
 from synvirt.jobs import process, runner
 from synvirt.model.values import now
 from synvirt.repository import garbage, packs, verify
@@ -107,6 +118,29 @@ def test_a_job_names_guests_that_are_there_and_each_once(house: House, vm_ids: t
     with pytest.raises(BackupBadRequest, match=message):
         house.backups.change_job(job.id, BackupJobChange(vm_ids=vm_ids))
     assert [one.vm_ids for one in house.backups.all_jobs()] == [("web",)]
+
+
+def test_an_operator_lets_retention_keep_more_and_only_an_admin_less(house: House) -> None:
+    """A run removes what retention does not keep; an operator may remove no point."""
+    house.image("web", disk_content())
+    job = house.job("web", repository=house.repository())
+    few, more = Retention(keep_last=1), Retention(keep_last=1, keep_daily=7)
+    for role, retention, allowed in [
+        (Role.OPERATOR, few, False),
+        (Role.ADMIN, few, True),
+        (Role.OPERATOR, more, True),
+        (Role.OPERATOR, few, False),
+        (Role.OPERATOR, Retention(keep_daily=90), False),
+        (Role.OPERATOR, more, True),
+        (Role.OPERATOR, Retention(), True),
+    ]:
+        refused = nullcontext() if allowed else pytest.raises(BackupForbidden, match="needs the role admin")
+        with acting(Act("eve", role)), refused:
+            house.backups.change_job(job.id, BackupJobChange(retention=retention))
+        if allowed:
+            assert house.backups.job(job.id).retention == retention
+    with acting(Act("eve", Role.OPERATOR)):
+        house.backups.change_job(job.id, BackupJobChange(quiesce="off"))
 
 
 def test_two_jobs_never_have_one_name(house: House) -> None:

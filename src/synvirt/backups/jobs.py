@@ -3,9 +3,12 @@
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
+from synvirt.accounts import Role
+from synvirt.acting import current
 from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, Trigger
+from synvirt.backups.retention import keeps_less
 from synvirt.backups.schedule import next_time
-from synvirt.errors import Interrupted
+from synvirt.errors import BackupForbidden, Interrupted
 from synvirt.model.values import now
 from synvirt.store.backups import BackupRows, Row
 from synvirt.store.documents import parsed, readable
@@ -58,11 +61,26 @@ class Jobs:
 
 
 def changed(job: BackupJob, asked: BackupJobChange) -> BackupJob:
-    """Changes only the fields that were sent. A new schedule counts from now: its earlier times are not made up for."""
+    """Changes only the fields that were sent. A new schedule counts from now: its earlier times are not made up for.
+    BackupForbidden: the caller is no admin, and points would be removed that stay now."""
+    _refuse_removing(job, asked)
     changes = {name: getattr(asked, name) for name in asked.model_fields_set}
     if changes.get("schedule", job.schedule) != job.schedule:
         changes["scheduled_to"] = now()
     return job.model_copy(update=changes)
+
+
+def _refuse_removing(job: BackupJob, asked: BackupJobChange) -> None:
+    """Each run removes what its job's retention does not keep, and only admins remove points. The service itself has no act."""
+    act = current()
+    if "retention" not in asked.model_fields_set or act is None or act.role.reaches(Role.ADMIN):
+        return
+    if keeps_less(job.retention, asked.retention):
+        raise BackupForbidden(
+            f"retention that keeps less removes restore points: this needs the role {Role.ADMIN}, "
+            f"and {act.account} has the role {act.role}",
+            hint="ask an admin of this service; retention that keeps more needs no admin",
+        )
 
 
 def due(job: BackupJob, last: BackupRun | None, moment: datetime) -> Trigger | None:

@@ -37,6 +37,14 @@ _PERIODS = {
 }
 
 
+def keeps_less(before: Retention, after: Retention) -> bool:
+    """Whether the rules after a change may remove a point that those before it keep."""
+    old, new = before.model_dump(), after.model_dump()
+    if all(count is None for count in new.values()):
+        return False
+    return all(count is None for count in old.values()) or any((new[line] or 0) < (old[line] or 0) for line in old)
+
+
 def kept(points: Iterable[tuple[UUID, datetime]], retention: Retention) -> dict[UUID, list[str]]:
     """The points of one guest that stay, each with the lines that keep it."""
     newest_first = sorted(points, key=lambda point: (point[1], point[0]), reverse=True)

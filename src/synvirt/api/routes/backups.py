@@ -255,7 +255,8 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
 
     @router.patch("/jobs/{job_id}", response_model=BackupJob, openapi_extra=documented(BackupJobChange))
     def change_backup_job(job_id: UUID, change: Annotated[BackupJobChange, Depends(json_body(BackupJobChange))]) -> BackupJob:
-        """Change a backup job: what is not sent stays as it is. A run that is under way goes on as it began."""
+        """Change a backup job: what is not sent stays as it is. A run that is under way goes on as it began. Retention that
+        keeps less removes restore points at the next run's end: that needs the role admin (403)."""
         return backups.change_job(job_id, change)
 
     @router.delete("/jobs/{job_id}", status_code=204)
