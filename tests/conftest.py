@@ -18,6 +18,7 @@ from synvirt import outgoing
 from synvirt.hypervisor import accel
 from synvirt.store import Store
 from tests.running.costs import Costs
+from tests.running.forked_small import small_forked
 from tests.running.kept_small import KeptSmall
 from tests.running.logs import logs_to
 from tests.running.made_once import made_once
@@ -131,7 +132,7 @@ def pytest_runtestloop() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once() -> Iterator[None]:
-    with made_once():
+    with made_once(), small_forked():
         yield
 
 

@@ -24,6 +24,8 @@ from tests.fakes.workers import in_process
 from tests.house import Crash, House, crash_at
 from tests.migrations.test_bad_archives import NAME, OVF, files_of
 from tests.offline import appliances
+from tests.running.forked_small import by_python
+from tests.running.processes import workers
 from tests.servers import remote_servers as servers
 
 # Stands nowhere by chance.
@@ -233,20 +235,6 @@ def test_who_cancels_does_not_wait_for_a_slow_server(house: House, nginx: server
         assert house.leftovers() == []
 
 
-def workers() -> list[int]:
-    """The copy workers that this process began."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            line = (folder / "cmdline").read_bytes()
-        except (OSError, ValueError):
-            continue
-        if parent == os.getpid() and b"synvirt.worker" in line:
-            found.append(int(folder.name))
-    return found
-
-
 def test_no_secret_is_in_the_workers_arguments_or_environment(
     house: House, nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +252,8 @@ def test_no_secret_is_in_the_workers_arguments_or_environment(
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        assert_imported(house, house.run(job.id))
+        with by_python():
+            assert_imported(house, house.run(job.id))
     finally:
         ended.set()
         looking.join()

@@ -12,6 +12,8 @@ ANSWER_BYTES = 100
 
 def main() -> int:
     number, *words = sys.argv[1:]
+    umask = os.umask(0)
+    os.umask(umask)
     here = os.getcwd()  # noqa: PTH109 - pathlib takes a third of this program's start
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     order = {
@@ -21,6 +23,7 @@ def main() -> int:
         "cwd": here,
         "environment": dict(os.environ),
         "session": False,
+        "umask": umask,
     }
     with socket.socket(fileno=int(number)) as control, theirs:
         socket.send_fds(control, [json.dumps(order).encode()], [control.fileno(), theirs.fileno(), 0, 1, 2])

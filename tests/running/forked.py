@@ -25,6 +25,7 @@ ANSWER_BYTES = 100
 
 _lock = threading.Lock()
 _ordering: list[socket.socket] = []
+_forking: list[int] = []
 _used_s: list[float] = []
 # Those that have not been waited for, by the process that had them forked.
 _begun: set[tuple[int, int]] = set()
@@ -40,6 +41,11 @@ def begun() -> list[int]:
     return [pid for owner, pid in list(_begun) if owner == os.getpid()]
 
 
+def forking() -> list[int]:
+    """The process that they are forked from, once there is one."""
+    return _forking
+
+
 def ordering() -> socket.socket:
     """Where orders go. A process that was forked has the one that it was ordered by."""
     if not _ordering:
@@ -48,6 +54,7 @@ def ordering() -> socket.socket:
             argv = [sys.executable, "-m", "tests.running.forking", str(theirs.fileno())]
             process = subprocess.Popen(argv, cwd=CHECKOUT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         _ordering.append(ours)
+        _forking.append(process.pid)
         atexit.register(ours.close)
         atexit.register(process.wait)
         atexit.register(process.kill)
@@ -57,7 +64,8 @@ def ordering() -> socket.socket:
 def share() -> None:
     """All that are forked from here order by one process, which begins with the first order. It ends when they have ended."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
+    _forking[:] = [os.fork()]
+    if _forking == [0]:
         ours.close()
         if theirs.recv(1, socket.MSG_PEEK):
             os.set_inheritable(theirs.fileno(), True)
@@ -73,6 +81,12 @@ def inherit(descriptor: int) -> None:
     """Instead of one of its own."""
     _ordering[:] = [socket.socket(fileno=descriptor)]
     atexit.register(_ordering[0].close)
+
+
+def _umask() -> int:
+    """os.umask answers only who sets one, for all threads."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
 
 
 class Popen(subprocess.Popen[AnyStr]):
@@ -123,6 +137,8 @@ class Popen(subprocess.Popen[AnyStr]):
             "cwd": os.fspath(cwd or Path.cwd()),
             "environment": dict(os.environ if env is None else env),
             "session": start_new_session,
+            "umask": _umask(),
+            "by": os.getpid(),
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._end: socket.socket = ours

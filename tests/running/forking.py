@@ -4,19 +4,16 @@ It has loaded what they load and made what each service makes, has one thread, a
 socket and the program's standard files; its process id is said there, and how it ended.
 """
 
+import functools
 import gc
 import importlib
-import io
 import os
 import pickle
 import pkgutil
-import runpy
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +24,9 @@ from synvirt.doctor import examine
 from synvirt.jobs.inspecting import looking
 from synvirt.settings import Settings
 from tests.fakes.service import Service
-from tests.running import forked
+from tests.running import forked, orders
+from tests.running.forked_small import SMALL, SMALL_ROOM, small_forked
 from tests.running.made_once import ANSWERS, made_once
-from tests.running.orders import serve
 from tests.running.store_template import stores_from
 
 # Beside all of synvirt: what programs of tests are made of, and what libraries load once a service runs.
@@ -68,23 +65,21 @@ def _ask_programs(folder: Path) -> None:
 def become(order: dict[str, Any], loaded: dict[str, str]) -> None:
     """`loaded`: what modules have set in the environment."""
     forked.inherit(order["ordering"])
-    if order["session"]:
-        os.setsid()
-    os.chdir(order["cwd"])
-    os.environ.clear()
-    os.environ.update(loaded | order["environment"])
-    time.tzset()
-    sys.path[:1] = [] if order["finds"] is None else [order["finds"]]
-    at_once = "PYTHONUNBUFFERED" in os.environ
-    for stream, is_by_line in ((sys.stdout, sys.stdout.isatty() or at_once), (sys.stderr, True)):
-        assert isinstance(stream, io.TextIOWrapper)
-        stream.reconfigure(line_buffering=is_by_line, write_through=at_once)
     # The process that looks into files is a second process of the service's, with half of its modules.
     vars(looking)["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": forked.Popen})
-    warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # of a program that others import
-    module, *arguments = order["words"]
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    with small_forked():
+        orders.become(order, loaded)
+
+
+@functools.cache
+def _small() -> socket.socket:
+    """Where the process that forks the small programs takes its orders, begun with the first of them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        argv = [sys.executable, "-m", "tests.running.forking_small", str(theirs.fileno()), SMALL_ROOM]
+        begun = subprocess.Popen(argv, cwd=forked.CHECKOUT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    begun.returncode = 0  # `serve` buries it
+    return ours
 
 
 def main() -> None:
@@ -93,7 +88,7 @@ def main() -> None:
         made.enter_context(made_once())
         load(made)
         loaded = {name: value for name, value in os.environ.items() if name not in before}
-        order = serve(control)
+        order = orders.serve(control, SMALL, _small)
         if order is not None:
             become(order, loaded)
 

@@ -21,16 +21,29 @@ def children(parent: int | None = None) -> dict[int, str]:
     had forked for it (`forked.py`) are its descendants too."""
     assert Path("/proc/thread-self/children").exists(), "a kernel without CONFIG_PROC_CHILDREN"
     found: dict[int, str] = {}
-    of = [parent or os.getpid()]
+    of, ordered = [parent or os.getpid()], _small_by_order()
     if of == [os.getpid()]:
         forks = [pid for pid in forked.begun() if _is_alive(pid)]
         found = {pid: command_line(pid) for pid in forks}
         of += forks
     while of:
-        for pid in _begun_by(of.pop()):
-            if _is_alive(pid):
+        by = of.pop()
+        for pid in (*_begun_by(by), *ordered.get(by, ())):
+            if pid not in found and _is_alive(pid):
                 found[pid] = command_line(pid)
                 of.append(pid)
+    return found
+
+
+def _small_by_order() -> dict[int, list[int]]:
+    """The small programs that were forked (`forked_small.py`), by the processes that ordered them."""
+    found: dict[int, list[int]] = {}
+    for forking in forked.forking():
+        for small in _begun_by(forking):
+            if "tests.running.forking_small" in command_line(small):
+                for pid in _begun_by(small):
+                    if by := re.search(r" ordered-by=(\d+)$", command_line(pid)):
+                        found.setdefault(int(by[1]), []).append(pid)
     return found
 
 

@@ -1,0 +1,84 @@
+"""Workers and guards, which the product starts by `sys.executable -P -m MODULE`, forked from a process that has loaded what
+they load (`forking_small.py`): to start Python is most of what the worker of a small job costs.
+
+How Python itself starts them is seen by tests with a PYTHONPATH of their own, by migrations/test_worker_orders.py, and by those
+that are `by_python`."""
+
+import os
+import subprocess
+import sys
+from asyncio import unix_events
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from synvirt.live.vsphere import lease_guard
+from tests.running import forked
+
+SMALL = ("synvirt.worker", "synvirt.disks.vsphere.lease_end")
+# In the words of the process that forks, for those of who is forked.
+SMALL_ROOM = "-" * 100
+PYTHON = sys.executable
+# Another one may have a `sitecustomize`, which Python reads as it starts.
+PYTHONPATH = os.environ.get("PYTHONPATH")
+
+# Those whose end a loop of asyncio waits for.
+_of_loops: dict[int, "_OfLoop"] = {}
+
+
+class _OfLoop(forked.Popen[bytes]):
+    """Its loop waits for it, and sets the code."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        super()._execute_child(*arguments)
+        _of_loops[self.pid] = self
+
+    def _internal_poll(self, _deadstate: object = None) -> int | None:
+        return self.returncode
+
+
+class _Os:
+    """asyncio waits for a process by os.waitpid, in a thread. It knows no other that is no child."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    @staticmethod
+    def waitpid(pid: int, options: int) -> tuple[int, int]:
+        process = _of_loops.pop(pid, None)
+        return os.waitpid(pid, options) if process is None else process._try_wait(options)
+
+
+def _is_small(args: Any, env: Mapping[str, str] | None) -> bool:
+    words = list(args) if isinstance(args, Sequence) and not isinstance(args, str) else []
+    pythonpath = (os.environ if env is None else env).get("PYTHONPATH")
+    return words[:3] == [PYTHON, "-P", "-m"] and words[3] in SMALL and pythonpath == PYTHONPATH
+
+
+def _of_loop(args: Any, *, env: Mapping[str, str] | None = None, **named: Any) -> Any:
+    return (_OfLoop if _is_small(args, env) else subprocess.Popen)(args, env=env, **named)
+
+
+def _by_service(args: Any, *, env: Mapping[str, str] | None = None, **named: Any) -> Any:
+    return (forked.Popen if _is_small(args, env) else subprocess.Popen)(args, env=env, **named)
+
+
+@contextmanager
+def small_forked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(unix_events, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _of_loop}))
+        patched.setattr(unix_events, "os", _Os())
+        patched.setattr(lease_guard, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _by_service}))
+        yield
+
+
+@contextmanager
+def by_python() -> Iterator[None]:
+    """They are started by it meanwhile."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (unix_events, lease_guard):
+            patched.setattr(module, "subprocess", subprocess)
+        yield
