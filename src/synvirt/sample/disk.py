@@ -35,9 +35,11 @@ PAYLOAD_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/bin", "/usr/share/doc")
 
 # The console's last line names what the test and the demo look for; tty0 for a person at the screen. The rest is for emulation:
 # cryptomgr.notests: a fifth of the kernel's start is tests of its own ciphers. no_timer_check: on a busy host the timer
-# comes too late for the kernel's check of it, which ends in a panic. norandmaps: an emulator translates a program's code once
-# for each place where it lies.
-SYSLINUX_CONFIG = """\
+# comes too late for the kernel's check of it, which ends in a panic; tsc=reliable: for the same reason, the kernel would take a
+# slower clock. norandmaps: an emulator translates a program's code once for each place where it lies. nokaslr: to move itself
+# takes the kernel long. The last two guard a machine with secrets, which this one has not.
+EMULATED = "cryptomgr.notests no_timer_check tsc=reliable norandmaps nokaslr mitigations=off init_on_alloc=0"
+SYSLINUX_CONFIG = f"""\
 SERIAL 0 115200
 DEFAULT linux
 PROMPT 0
@@ -45,7 +47,7 @@ TIMEOUT 1
 LABEL linux
   KERNEL vmlinuz
   INITRD initrd.gz
-  APPEND console=tty0 console=ttyS0,115200 quiet panic=-1 cryptomgr.notests no_timer_check norandmaps
+  APPEND console=tty0 console=ttyS0,115200 quiet panic=-1 {EMULATED}
 """
 
 # The groups of modules are loaded until the root disk is there.

@@ -80,7 +80,7 @@ def test_a_guest_boots_by_the_entry_that_it_had_before(
         subprocess.run(["mcopy", "-i", partition, source, f"::{name}"], check=True, capture_output=True)
 
     own = varstored.on_partition(1, START, SECTORS, PARTITION, r"\EFI\own\vmlinuz.efi")
-    line = r"initrd=\initrd.gz console=ttyS0 quiet no_timer_check by-its-own-entry".encode("utf-16-le") + b"\0\0"
+    line = rf"initrd=\initrd.gz console=ttyS0 quiet by-its-own-entry {sample_disk.EMULATED}".encode("utf-16-le") + b"\0\0"
     content = kept_by(
         [
             ("BootOrder", GLOBAL, NV_BS_RT, b"\x00\x00\x07\x00"),
