@@ -94,8 +94,8 @@ class AnyGuest:
     ("snapshots", "reported"),
     [
         ((), []),
-        (("before",), [(SNAPSHOTS_LEFT_OUT, "of web there is 1 snapshot, not backed up: before; its present state alone is")]),
-        (("a", "b"), [(SNAPSHOTS_LEFT_OUT, "of web there are 2 snapshots, not backed up: a, b; its present state alone is")]),
+        (("before",), [(SNAPSHOTS_LEFT_OUT, "web has 1 snapshot, not backed up: before")]),
+        (("a", "b"), [(SNAPSHOTS_LEFT_OUT, "web has 2 snapshots, not backed up: a, b")]),
     ],
 )
 def test_a_run_warns_that_the_snapshots_of_a_guest_are_not_backed_up(

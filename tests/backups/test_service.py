@@ -25,6 +25,7 @@ from synvirt.backups.model import (
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retention import Retention
 from synvirt.backups.retiring import Retiring
+from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import (
     BackupBadRequest,
     BackupConflict,
@@ -36,6 +37,7 @@ from synvirt.errors import (
 )
 from synvirt.jobs import process, runner
 from synvirt.model.values import now
+from synvirt.programs import run
 from synvirt.repository import garbage, packs, verify
 from synvirt.repository import repository as stored
 from synvirt.repository.keys import CHUNK_BYTES
@@ -81,6 +83,18 @@ def test_a_second_run_stores_only_what_changed(house: House) -> None:
     stored = [house.backups.points.get(run.restore_point_ids[0]).stored_bytes for run in (first, second)]
     assert stored[0] > 2 * CHUNK_BYTES
     assert stored[1] < CHUNK_BYTES // 8
+
+
+def test_a_run_warns_of_snapshots_that_only_an_image_knows(house: House) -> None:
+    path = house.folder / "images/web"
+    run(["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1M"], timeout_s=60)
+    run(["qemu-img", "snapshot", "-c", "before", str(path)], timeout_s=60)
+    house.guests.reader = lambda path: ImageSpec(format="qcow2", over=RawSpec(path=path), name="web")
+    ended = house.run(house.job("web"))
+    assert ended.status == "completed"
+    assert [(one.code, one.vm_id, one.message) for one in ended.warnings] == [
+        ("E_BAK_SNAPSHOTS_LEFT_OUT", "id-of-web", "the image of disk vda of web has 1 snapshot, not backed up")
+    ]
 
 
 def test_a_guest_that_was_started_meanwhile_gives_no_point(house: House) -> None:

@@ -15,7 +15,7 @@ from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.service import Backups
 from synvirt.backups.sources.guest import Ask, Guest, SourceDisk, Sources
 from synvirt.backups.working import Working
-from synvirt.disks.specs import RawSpec
+from synvirt.disks.specs import RawSpec, ReaderSpec
 from synvirt.errors import BackupNotFound, SourceRunning
 from synvirt.jobs.process import Workers
 from synvirt.proof.signing import HostKey
@@ -32,7 +32,7 @@ LOOK_EVERY_S = 0.5
 class FakeGuests:
     """Guests of one raw disk each, named by its file; `xml`: their definition, where it has more than a name. `gate` is called
     when a run opens one, and holds it there. `mark`: what a later run could count changes from; `bases`: the points that runs
-    were given to count from."""
+    were given to count from. `reader`: how a disk is read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -42,6 +42,7 @@ class FakeGuests:
         self.mark: Mark | None = None
         self.bases: list[UUID | None] = []
         self.gate: Callable[[], object] = lambda: None
+        self.reader: Callable[[str], ReaderSpec] = lambda path: RawSpec(path=path)
 
     def image(self, name: str, content: bytes) -> None:
         (self._folder / name).write_bytes(content)
@@ -69,7 +70,7 @@ class FakeGuests:
 
         base = ask.base(f"id-of-{vm_id}")
         self.bases.append(None if base is None else base.shown.id)
-        disk = SourceDisk("vda", str(path), RawSpec(path=str(path)), mark=self.mark)
+        disk = SourceDisk("vda", str(path), self.reader(str(path)), mark=self.mark)
         moment = f"{path.stat().st_ino} {path.stat().st_mtime_ns}"
         xml = self.xml or f"<domain name='{vm_id}'/>"
         yield Guest(f"id-of-{vm_id}", vm_id, xml, "bnZyYW0=", None, (disk,), check, moment=moment, base=base)

@@ -15,7 +15,7 @@ from synvirt.backups.orders import Commit, DiskIsTaken, DiskToTake, Doubt, Ready
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retiring import Retiring
-from synvirt.backups.sources.guest import Ask, Guest
+from synvirt.backups.sources.guest import SNAPSHOTS_LEFT_OUT, Ask, Guest
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Message, Working
 from synvirt.copying import Copied
@@ -32,6 +32,7 @@ from synvirt.errors import (
 from synvirt.jobs.wire import Moved, Result
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown, statement
 from synvirt.repository.repository import Repository
+from synvirt.sizes import counted
 from synvirt.store.store import StoreAway
 
 # The newest points whose manifests are read to find one that changes can be counted from.
@@ -268,6 +269,7 @@ class _Taking:
         """Judges the point. It exists once the worker has executed the Commit."""
         guest = self._guest
         guest.check_unchanged()
+        self._warn_of_snapshots(taken)
         self._under_way.move(Status.COMMITTING, guests=(*self._disks_before, _guest_taken(guest, taken)))
         manifest = _manifest(guest, taken, self._job, self._under_way.run.id, self._id)
         guest.keep_marks()
@@ -275,6 +277,16 @@ class _Taking:
         self.manifest = manifest
         shown = manifest.shown.model_dump_json(exclude={"disks"})
         return Commit(shown=shown, sealed=manifest.sealed.model_dump_json())
+
+    def _warn_of_snapshots(self, taken: tuple[DiskIsTaken, ...]) -> None:
+        """Warns of snapshots that only an image knows: those that libvirt knows are named already."""
+        guest, run = self._guest, self._under_way.run
+        if any((one.code, one.vm_id) == (SNAPSHOTS_LEFT_OUT, guest.vm_id) for one in run.warnings):
+            return
+        for disk in taken:
+            if disk.snapshots:
+                has = f"the image of disk {disk.key} of {guest.name} has {counted(disk.snapshots, 'snapshot')}, not backed up"
+                self._under_way.warn(SNAPSHOTS_LEFT_OUT, has, guest.vm_id)
 
     def _signed(self, digest: str) -> Signed:
         """Signs this judged point and no other: the content that its worker reports is signed as this host's."""

@@ -85,7 +85,8 @@ class Stored(WireModel):
 @record
 class DiskIsTaken(WireModel):
     """One disk is stored. Sizes in bytes; `resumed_bytes` of it were stored before the worker began. `whole`: all of it was
-    read, not only changes. `checked_to`: the offset at which the next run continues with its samples."""
+    read, not only changes. `checked_to`: the offset at which the next run continues with its samples. `snapshots`: how many its
+    image has in itself; 0, where QEMU reads the image for us."""
 
     key: str
     size_bytes: int
@@ -93,6 +94,7 @@ class DiskIsTaken(WireModel):
     resumed_bytes: int
     whole: bool
     checked_to: int
+    snapshots: int = 0
 
 
 @record

@@ -5,6 +5,7 @@ an image of it is opened, so that listing jobs and copying raw disks load none.
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,6 +280,16 @@ def _laid_over(
     if spec.alone and spec.format != "vhdx":
         raise UnsupportedFormat(f"{spec.name or 'the image'} is a {spec.format} image, which is not read without its parent")
     return opener(over, spec)
+
+
+def snapshots_inside(spec: Spec) -> int:
+    """How many snapshots a qcow2 image has in itself. No reader reads them."""
+    if not isinstance(spec, ImageSpec) or spec.format != "qcow2":
+        return 0
+    from synvirt.disks.qcow2.header import read_header
+
+    with closing(open_reader(spec.over)) as file:
+        return read_header(file, spec.name).snapshots
 
 
 def open_writer(spec: WriterSpec) -> DiskWriter:

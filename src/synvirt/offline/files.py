@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from synvirt.blocks import DiskReader, Placed, bytes_of
-from synvirt.disks import open_reader
+from synvirt.disks import open_reader, snapshots_inside
 from synvirt.disks.formats import MAGICS, image_format
 from synvirt.disks.nbd.fallback import readable
-from synvirt.disks.qcow2.header import read_header
 from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
 from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec, format_name, versions
 from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
@@ -254,7 +253,7 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
     except (UnsupportedFormat, HostPathRejected) as problem:
         return unreadable(disk, problem)
     try:
-        size, layout, snapshots = reader.size, partitions.look(reader), _snapshots_inside(spec)
+        size, layout, snapshots = reader.size, partitions.look(reader), snapshots_inside(spec)
         used = _allocated(spec, reader) if disk.used_bytes is None else disk.used_bytes
     finally:
         reader.close()
@@ -280,14 +279,6 @@ def _allocated(spec: ReaderSpec, reader: DiskReader) -> int | None:
             return None
         data += 0 if extent.zero else extent.length
     return data if data < reader.size or not _lies_plainly(reader) else None
-
-
-def _snapshots_inside(spec: ReaderSpec) -> int:
-    """How many snapshots a qcow2 image has in itself."""
-    if not isinstance(spec, ImageSpec) or spec.format != "qcow2":
-        return 0
-    with closing(open_reader(spec.over)) as file:
-        return read_header(file, spec.name).snapshots
 
 
 def _lies_plainly(reader: DiskReader) -> bool:

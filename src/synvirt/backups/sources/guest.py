@@ -27,6 +27,7 @@ from synvirt.kvm.connection import Connection, load, translated
 from synvirt.model.values import now
 from synvirt.nearest import in_short
 from synvirt.repository.manifest import Manifest, Mark
+from synvirt.sizes import counted
 
 LOCK_POLL_S = 0.2
 # The code of a run's warning.
@@ -256,8 +257,7 @@ def _warn_of_snapshots(domain: Any, ask: Ask) -> None:
     with translated(Internal, f"the hypervisor does not say which snapshots {ask.vm_id} has"):
         name, names = domain.name(), [str(one.getName()) for one in domain.listAllSnapshots(0)]
     if names:
-        what = "is 1 snapshot" if len(names) == 1 else f"are {len(names)} snapshots"
-        ask.warn(SNAPSHOTS_LEFT_OUT, f"of {name} there {what}, not backed up: {in_short(names)}; its present state alone is")
+        ask.warn(SNAPSHOTS_LEFT_OUT, f"{name} has {counted(len(names), 'snapshot')}, not backed up: {in_short(names)}")
 
 
 def _uuid(domain: Any, vm_id: str) -> str:

@@ -47,7 +47,7 @@ from synvirt.backups.worker.taking import Taken, ToTake, take
 from synvirt.backups.worker.taking_journal import Journal
 from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied
-from synvirt.disks import open_reader
+from synvirt.disks import open_reader, snapshots_inside
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
 from synvirt.jobs import dataclass_json
@@ -154,6 +154,7 @@ def _disk_is_taken(disk: DiskToTake, taken: Taken) -> DiskIsTaken:
         resumed_bytes=taken.resumed_bytes,
         whole=taken.whole,
         checked_to=taken.checked_to,
+        snapshots=snapshots_inside(disk.reader),
     )
 
 
