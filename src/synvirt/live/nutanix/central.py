@@ -328,8 +328,7 @@ class Central:
                 if rows is None and extra:
                     rows = []  # v4 leaves empty lists out
                 regions, following = answered(self.host, rows, extra.get("nextOffset"), start)
-                for one in regions:
-                    yield Region(number(one.get("offset")), number(one.get("length")), one.get("regionType") == "ZEROED")
+                yield from regions
                 if following is None:
                     return
                 start = following

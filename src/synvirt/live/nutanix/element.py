@@ -175,8 +175,7 @@ class Element:
                 wanted["reference_snapshot_file_path"] = since
             found = self.prism.ask("POST", f"{V3}/data/changed_regions", what="say what changed", json=wanted).json()
             regions, following = answered(self.host, dig(found, "region_list"), dig(found, "next_offset"), start)
-            for one in regions:
-                yield Region(number(one.get("offset")), number(one.get("length")), text(one, "type").upper() == "ZEROED")
+            yield from regions
             if following is None:
                 return
             start = following

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from synvirt.disks.changed import AREAS_MAX, coarser
 from synvirt.disks.specs import AllocatedSpec, ChangedSpec, ReaderSpec
-from synvirt.live.nutanix.prism import Refused, listed, number
+from synvirt.live.nutanix.prism import Refused, number
 
 # The most answers to one request; an answer has some thousand regions, and a disk of 64 TiB has 2^30 blocks of 64 KiB.
 QUESTIONS_MAX: Final = 1 << 20
@@ -19,13 +19,26 @@ class Region(NamedTuple):
     zero: bool
 
 
-def answered(host: str, rows: Any, following: Any, start: int) -> tuple[list[dict[str, Any]], int | None]:
+def answered(host: str, rows: Any, following: Any, start: int) -> tuple[list[Region], int | None]:
     """The regions in the answer to a question from `start` on, and where the next question begins; None: this was the last.
-    Refused, where it is no such answer: else its rest would count as unchanged."""
+    Refused, where it is no such answer, or a part of it is none: else that part would count as unchanged."""
     at = number(following)
-    if not isinstance(rows, list) or 0 < at <= start:
-        raise Refused(f"{host} does not say what changed from {start} on, and goes on at {at}", http=200, message="")
-    return listed(rows), at if at > 0 else None
+    lost = f"{host} does not say what changed from {start} on, "
+    if not isinstance(rows, list) or 0 < at <= start or str(following or 0) != str(at):
+        raise Refused(f"{lost}and goes on at {following!r:.50}", http=200, message="")
+    regions = [_region(one) for one in rows]
+    if None in regions:
+        raise Refused(f"{lost}but {rows[regions.index(None)]!r:.100}", http=200, message="")
+    return [one for one in regions if one is not None], at if at > 0 else None
+
+
+def _region(row: Any) -> Region | None:
+    """None: it is no region. Prism Central calls the type `regionType`, Prism Element `type`."""
+    try:
+        found = Region(int(row["offset"]), int(row["length"]), "ZEROED" in (row.get("regionType"), row.get("type")))
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return None
+    return found if found.start >= 0 and found.length >= 0 else None
 
 
 def laid_over(disk: ReaderSpec, size: int, regions: Iterable[Region], *, delta: bool) -> ReaderSpec:

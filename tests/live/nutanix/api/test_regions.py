@@ -47,7 +47,7 @@ def of_central(*answers: Any) -> list[tuple[int, int, bool]]:
     return list(central.regions(point, point, SIZE))
 
 
-def extra(following: int | None) -> dict[str, Any]:
+def extra(following: Any) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [{"name": "fileSize", "value": SIZE}]
     return {"extraInfo": rows if following is None else [*rows, {"name": "nextOffset", "value": following}]}
 
@@ -86,6 +86,34 @@ def test_a_cluster_that_stops_in_the_middle_is_not_believed(second: Any) -> None
 def test_a_prism_central_that_stops_in_the_middle_is_not_believed(second: Any) -> None:
     with pytest.raises(Refused, match=f"from {HALF} on"):
         of_central({**V4, "metadata": extra(HALF)}, second)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        None,
+        "65536",
+        {"offset": HALF},
+        {"length": 65536},
+        {"offset": HALF, "length": None},
+        {"offset": HALF, "length": "64 KiB"},
+        {"offset": -1, "length": 65536},
+        {"offset": HALF, "length": -1},
+    ],
+)
+def test_a_region_that_is_none_does_not_count_as_unchanged(row: Any) -> None:
+    with pytest.raises(Refused, match="from 0 on"):
+        of_element({**V3, "region_list": [*V3["region_list"], row]})  # type: ignore[misc]
+    with pytest.raises(Refused, match="from 0 on"):
+        of_central({"data": [*V4["data"], row], "metadata": extra(None)})
+
+
+@pytest.mark.parametrize("following", ["soon", [HALF], {"offset": HALF}, 0.5])
+def test_a_further_offset_that_is_no_number_is_no_end(following: Any) -> None:
+    with pytest.raises(Refused, match="from 0 on"):
+        of_element({**V3, "next_offset": following})
+    with pytest.raises(Refused, match="from 0 on"):
+        of_central({**V4, "metadata": extra(following)})
 
 
 @given(
