@@ -28,6 +28,7 @@ from synvirt.api import Server, connections, data_dir_locked, received, serve, t
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, prepare_data_dir
+from tests.cage.test_cage import child
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 from tests.needs import need
 from tests.running import forked
@@ -95,6 +96,22 @@ def test_a_caller_that_says_no_goodbye_leaves_nothing_open(tmp_path: Path) -> No
     idle.close()
     service.close()
     assert [str(warning.message) for warning in found if "socket" in str(warning.message).lower()] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a cage whose user is another one")
+def test_a_reader_in_its_cage_is_no_admin_by_the_unix_socket(service_url: tuple[Service, str]) -> None:
+    """It may open others' files, so the socket's mode does not keep it out; a reader that was taken over would try."""
+    path = str(service_url[0].settings.socket_path)
+    request = b"GET /api/v1/tokens HTTP/1.1\r\nHost: synvirt\r\n\r\n"
+    does = (
+        f"[s := socket.socket(socket.AF_UNIX), s.connect({path!r}), s.settimeout(30), s.sendall({request!r}), s.recv(64)][-1]"
+    )
+    for cage in ({"network": "any"}, {"network": "local", "programs": True}, {"network": "local", "files_as_service": True}):
+        answer = child(does, **cage)
+        assert answer.get("found", "b''") == "b''", answer
+        assert answer.get("error", "BrokenPipeError") in ("BrokenPipeError", "ConnectionResetError"), answer
+    with service_url[0].local() as client:
+        assert client.get("http://synvirt/api/v1/tokens").status_code == 200
 
 
 def test_the_socket_is_gone_after_the_stop(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ callers out, and the answers in memory.
 """
 
 import asyncio
+import os
 import resource
 import socket
+import struct
 from collections import Counter
 from typing import Any, ClassVar, Final
 
@@ -29,19 +31,27 @@ PER_CALLER_MAX: Final = 256
 # Of the files that the service may open, this many are left for volumes, the store and its workers.
 FILES_KEPT: Final = 256
 CONNECTIONS_MAX: Final = 8192
+# struct ucred of unix(7): process, user, group.
+_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class Door(socket.socket):
     """A listening socket that counts its callers from the first moment: one that says nothing before TLS takes a file, too.
-    Those by the Unix socket have no address, and count only in the total. Only in the event loop."""
+    Those by the Unix socket have no address, and count only in the total. They are admins without a password, so the kernel is
+    asked who they are: root and the service's user alone come in. The socket's mode does not keep out a process that may open
+    others' files, as a confined reader may. Only in the event loop."""
 
     callers: ClassVar[Counter[str]] = Counter()
     total: ClassVar[int] = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """ConnectionAbortedError, which asyncio ignores: the caller or the service has too many, and this one is closed."""
+        """ConnectionAbortedError, which asyncio ignores: the caller or the service has too many, or the caller is a stranger,
+        and this one is closed."""
         accepted, address = super().accept()
         caller = network_of(address[0]) if isinstance(address, tuple) else ""
+        if accepted.family == socket.AF_UNIX and _user_of(accepted) not in (0, os.geteuid()):
+            accepted.close()
+            raise ConnectionAbortedError
         if (caller and self.callers[caller] >= PER_CALLER_MAX) or Door.total >= connections_max():
             accepted.close()
             raise ConnectionAbortedError
@@ -50,6 +60,12 @@ class Door(socket.socket):
         let_in = _LetIn(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         let_in.caller = caller
         return let_in, address
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The user of the process at the other end, as it connected."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 class _LetIn(socket.socket):
