@@ -65,8 +65,7 @@ class Job:
     @property
     def converts(self) -> bool:
         """Whether drivers are installed in the guest, by its plan and its manifest."""
-        choice = self.migration.plan.conversion
-        return choice == "always" or (choice == "auto" and self.rooms.preparer.wants(self.manifest))
+        return self.rooms.converts(self.migration.plan, self.manifest)
 
     @property
     def copied_disks(self) -> list[tuple[Disk, str]]:

@@ -23,7 +23,8 @@ from synvirt.migrations.secrets import no_secrets
 from synvirt.migrations.sharing import SharedRate
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, OfflineKind
-from synvirt.model.plan import HostPathRef, RemoteUrlRef, UploadRef
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import HostPathRef, MigrationPlan, RemoteUrlRef, UploadRef
 from synvirt.offline import OfflineImporter
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.elsewhere import Rules, place
@@ -107,6 +108,11 @@ class Rooms:
         if found is None:
             raise InvalidPlan(f"this host has no destination {name}", hint=f"it has {', '.join(self.destinations)}")
         return found
+
+    def converts(self, plan: MigrationPlan, manifest: VmManifest | None) -> bool:
+        """Whether drivers are installed in the plan's guest. `manifest` None: it is not known yet."""
+        wanted = plan.conversion == "auto" and manifest is not None and self.preparer.wants(manifest)
+        return wanted or plan.conversion == "always"
 
     def place(self, ref: HostPathRef | UploadRef | RemoteUrlRef) -> tuple[Path, Root]:
         """The path of an Offline plan's file or folder, and the root that its files are under."""

@@ -144,7 +144,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
             found.manifest = found.manifest.model_copy(update={"concerns": with_its_room.concerns})
         _mode(found, found.manifest)
         _concerns(found, found.manifest)
-        if plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(found.manifest)):
+        if rooms.converts(plan, found.manifest):
             with found.at("conversion"):
                 rooms.preparer.check()
     if plan.instant:
@@ -159,8 +159,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
 
 
 def _instant(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
-    wants = manifest is not None and plan.conversion == "auto" and rooms.preparer.wants(manifest)
-    instant.refuse_plan(rooms, plan, converts=wants or plan.conversion == "always")
+    instant.refuse_plan(rooms, plan, converts=rooms.converts(plan, manifest))
     if manifest is None or plan.source.Offline is None or plan.source_ref.kind == "live_vm":
         return
     path, root = rooms.place(plan.source_ref)
@@ -187,11 +186,9 @@ def refuse_unfit(rooms: Rooms, job: Migration) -> None:
     found = Foreseen(job.plan, manifest=job.manifest)
     with found.at("target.destination"):
         refuse_unknown(job.plan.target.destination, rooms.destinations, "destination")
-    if job.manifest is not None:
-        wants = job.plan.conversion == "auto" and rooms.preparer.wants(job.manifest)
-        if wants or job.plan.conversion == "always":
-            with found.at("conversion"):
-                rooms.preparer.check()
+    if job.manifest is not None and rooms.converts(job.plan, job.manifest):
+        with found.at("conversion"):
+            rooms.preparer.check()
     networks_and_host(rooms, found)
     refuse(found)
 
@@ -439,7 +436,7 @@ def _forecast(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest) -> PlanFo
     outage = planned_outage(
         plan,
         past,
-        converts=plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(manifest)),
+        converts=rooms.converts(plan, manifest),
         starts=plan.target.start,
         copy_s=copy_s,
         at=now(),
