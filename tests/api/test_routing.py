@@ -69,3 +69,26 @@ def test_what_is_not_served_is_refused_without_the_document(tmp_path: Path, monk
         assert client.get("http://x/api/v1/other").status_code == 404
         assert client.delete("http://x/api/v1/audit").status_code == 405
     service.close()
+
+
+@pytest.mark.parametrize("base_url", ["/", "/kvm"])
+def test_what_is_of_the_whole_service_is_under_the_migrator_too(tmp_path: Path, base_url: str) -> None:
+    """With the roles and the entries in the audit trail of its own path."""
+    service, at = Service(tmp_path, base_url=base_url, has_pages=False, tls=False), base_url.rstrip("/")
+    own, second = f"http://x{at}/api/v1", f"http://x{at}/api/v1/migrator"
+    with service.served() as server, service.local() as client:
+        token = client.post(f"{second}/tokens", json={"name": "ci", "role": "viewer"})
+        assert token.status_code == 201
+        assert token.headers["location"] == f"{at}/api/v1/tokens/{token.json()['id']}"
+        for path in ("/tokens", "/audit", "/audit/verify", "/audit?limit=1", "/waves", "/waves/nosuch"):
+            assert client.get(f"{second}{path}").json() == client.get(f"{own}{path}").json(), path
+        (entry,) = client.get(f"{own}/audit").json()["items"]
+        assert entry["resource"] == f"{at}/api/v1/tokens"
+        assert client.get(f"{second}/audit?nosuch=1").status_code == 400
+        for path in ("/tokensx", "/backup/jobs", "/migrator/tokens"):
+            assert client.get(f"{second}{path}").status_code == 404, path
+        viewer = {"Authorization": f"Bearer {token.json()['secret']}"}
+        for path, status in (("migrations", 200), ("waves", 200), ("tokens", 403), ("audit", 403), ("audit/verify", 403)):
+            url = httpx.URL(server.address).copy_with(path=f"{at}/api/v1/migrator/{path}")
+            assert httpx.get(url, headers=viewer, timeout=60).status_code == status, path
+    service.close()

@@ -25,6 +25,7 @@ from synvirt.api.routes.audit import Audited, audit_router, write
 from synvirt.api.routes.migrations import migrations_router
 from synvirt.api.routes.peer import confined
 from synvirt.api.routes.tokens import find_token, tokens_router
+from synvirt.api.routing import AlsoUnder
 from synvirt.api.security_headers import Headed
 from synvirt.api.stream import Pace
 from synvirt.api.strict import Heads, known_parameters
@@ -33,6 +34,9 @@ from synvirt.migrations.intake import Intake
 from synvirt.model.values import Time
 from synvirt.settings import Settings
 from synvirt.store import Store
+
+# Clients that have one address for all of a service, that of the migrator, find these there.
+ALSO = ("waves", "tokens", "audit")
 
 
 class Checkup(BaseModel):
@@ -77,7 +81,10 @@ def create_app(
     app = FastAPI(
         title="SynVirt",
         version=__version__,
-        description="Moves virtual machines to KVM. Errors are RFC 9457 problems with an E_ code, a detail and a hint.",
+        description=(
+            "Moves virtual machines to KVM. Errors are RFC 9457 problems with an E_ code, a detail and a hint. "
+            f"{', '.join(ALSO)} are served under /api/v1/migrator, too."
+        ),
         openapi_url=None,  # served below, complete
         docs_url=None,
         redoc_url=None,
@@ -130,6 +137,7 @@ def create_app(
         app.include_router(router, prefix=api_prefix, dependencies=[Depends(known_parameters)])
     coming = _guard(app, settings, store, authenticate, base_url=base_url, api_prefix=api_prefix)
     app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", api_prefix))
+    app.add_middleware(AlsoUnder, names=ALSO, prefix=api_prefix, also=f"{api_prefix}/migrator")
     app.state.metrics, app.state.coming = metrics, coming
     install(app, site.as_page)
     return app
