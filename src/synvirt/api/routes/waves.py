@@ -86,7 +86,7 @@ IMPORT_DOCUMENTED: dict[str, Any] = {
 
 REPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "What was planned, what happened, and why. CSV (RFC 4180) if no format is given",
+        "description": "What was planned, what happened, and why; with format=csv, by RFC 4180",
         "content": {kind: {"schema": {"type": "string"}} for kind in ("text/csv", "text/html")},
     }
 }
@@ -256,7 +256,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
         format_: Annotated[
             Literal["csv", "json", "html"],
             Query(alias="format", description="csv: a line for each member; html: to be sent or printed"),
-        ] = "csv",
+        ] = "json",
     ) -> Response | WaveReport:
         """The report of a wave: planned and real times, outages, failures by cause."""
         row, members = waves.load(wave_id)
