@@ -1,6 +1,5 @@
 """What many tests share."""
 
-import fcntl
 import gc
 import itertools
 import os
@@ -22,6 +21,7 @@ from tests.running.forked_small import small_forked
 from tests.running.kept_small import KeptSmall
 from tests.running.logs import logs_to
 from tests.running.made_once import made_once
+from tests.running.shared import of_all_workers
 from tests.running.store_template import stores_from
 from tests.running.workers import Workers
 from tests.servers import postgres
@@ -136,21 +136,10 @@ def _made_once() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _of_all_workers(tmp_path_factory: pytest.TempPathFactory, lock: str) -> Iterator[Path]:
-    """The folder around those of this run's workers, which one of them at a time may use."""
-    folder = tmp_path_factory.getbasetemp().parent
-    with (folder / lock).open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield folder
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _store_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with ExitStack() as made:
-        with _of_all_workers(tmp_path_factory, "template.lock") as around:
-            # Without workers that folder outlives the run, and the code that the template is of.
-            folder = around if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.mktemp("template")
+        with of_all_workers(tmp_path_factory, "template.lock") as folder:
             made.enter_context(stores_from(folder / "template.db"))
         yield
 
@@ -158,7 +147,7 @@ def _store_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _accelerator_known(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where KVM only pretends to work it takes five seconds of a core to see it: once, and not at each start of a service."""
-    with _of_all_workers(tmp_path_factory, "accelerator.lock"):
+    with of_all_workers(tmp_path_factory, "accelerator.lock"):
         accel.accelerator()
 
 

@@ -8,8 +8,10 @@ import pytest
 
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.kvm.connection import load
+from synvirt.sample import Sample, build
 from synvirt.settings import Settings
 from tests.needs import need
+from tests.running.shared import of_all_workers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,6 +34,34 @@ def passable() -> tempfile.TemporaryDirectory[str]:
 def tmp_path() -> Iterator[Path]:
     with passable() as folder:
         yield Path(folder)
+
+
+# What builds a sample, and what runs it.
+SAMPLE_PROGRAMS = {
+    "syslinux": "syslinux",
+    "mcopy": "mtools",
+    "mke2fs": "e2fsprogs",
+    "qemu-img": "qemu-utils",
+    "qemu-system-x86_64": "qemu-system-x86",
+}
+
+
+def built_once(tmp_path_factory: pytest.TempPathFactory, payload_mib: int) -> Sample:
+    """A sample for all tests of a run, none of which writes to its files: to build it takes two seconds of a core."""
+    for program, package in SAMPLE_PROGRAMS.items():
+        need(program, package)
+    with of_all_workers(tmp_path_factory, "sample.lock") as around:
+        folder = around / f"sample-{payload_mib}"
+        known = folder / "id"
+        if not known.exists():
+            known.write_text(build(folder, payload_mib=payload_mib, keep_raw=True).id)
+        (ova,), (raw,) = folder.glob("*.ova"), folder.glob("*.raw")
+        return Sample(ova, known.read_text(), raw.stat().st_size, raw)
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return built_once(tmp_path_factory, 8)
 
 
 @pytest.fixture(scope="session")

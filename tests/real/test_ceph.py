@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.sample import build
+from synvirt.sample import Sample
 from tests.needs import need
 from tests.running import forked
 from tests.servers import ceph
@@ -21,9 +21,8 @@ def conf() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(600)
-def test_a_guest_boots_from_its_image_in_the_pool(tmp_path: Path, conf: Path) -> None:
+def test_a_guest_boots_from_its_image_in_the_pool(tmp_path: Path, conf: Path, sample: Sample) -> None:
     need("qemu-system-x86_64", "qemu-system-x86")
-    sample = build(tmp_path / "sample", payload_mib=8)
     data_dir = tmp_path / "data"
     (data_dir / "imports").mkdir(parents=True)
     os.link(sample.ova, data_dir / "imports" / "sample.ova")

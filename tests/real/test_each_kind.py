@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from synvirt.model.kinds import OfflineKind
-from synvirt.sample import Sample, build
-from tests.needs import need
+from synvirt.sample import Sample
 from tests.real.guests import halting_linux
 from tests.real.one_job import digest
 from tests.real.wrapped import NAMED, SINGLE_DISKS, WRAPS
@@ -26,13 +25,6 @@ from tests.running.processes import command_line
 
 # The kinds whose files are those that the sample comes in.
 BOOTS_LINUX = (OfflineKind.OVA_ARCHIVE, OfflineKind.OVF_FOLDER)
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    need("qemu-img", "qemu-utils")
-    need("qemu-system-x86_64", "qemu-system-x86")
-    return build(tmp_path_factory.mktemp("sample"), payload_mib=1, keep_raw=True)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalPage, RehearsalState
-from synvirt.sample import Sample, build
+from synvirt.sample import Sample
 from synvirt.sizes import MIB
 from tests.needs import need, need_root
 from tests.real.libvirt_remote.test_libvirt_remote_warm import WRITER, Guest, check_chain, read_guest, register
@@ -49,12 +49,6 @@ ping -c 1000 10.77.0.1 > /dev/null &
 def host() -> Iterator[LibvirtLab]:
     with lab(boots=True) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    need("syslinux", "syslinux")
-    return build(tmp_path_factory.mktemp("sample"), payload_mib=8, keep_raw=True)
 
 
 MKFS = {"xfs": ("mkfs.xfs", "xfsprogs"), "ext4": ("mkfs.ext4", "e2fsprogs")}

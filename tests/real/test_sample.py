@@ -18,7 +18,7 @@ from synvirt.sample import ID_PATH, Sample, build
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
 from tests.needs import need
-from tests.real.conftest import passable
+from tests.real.conftest import SAMPLE_PROGRAMS, passable
 
 PAYLOAD_MIB = 8
 # Emulated, on a busy machine; 11 s were measured on a quiet one.
@@ -27,12 +27,7 @@ BOOT_TIMEOUT_S = 240
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    for program, package in (
-        ("syslinux", "syslinux"),
-        ("mcopy", "mtools"),
-        ("mke2fs", "e2fsprogs"),
-        ("qemu-img", "qemu-utils"),
-    ):
+    for program, package in SAMPLE_PROGRAMS.items():
         need(program, package)
     return build(tmp_path_factory.mktemp("sample"), payload_mib=PAYLOAD_MIB)
 

@@ -17,7 +17,8 @@ from synvirt.errors import Conflict
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
-from synvirt.sample import Sample, build
+from synvirt.sample import Sample
+from tests.real.conftest import built_once
 from tests.running import forked
 from tests.running.processes import children, command_line, until, workers
 
@@ -27,7 +28,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return build(tmp_path_factory.mktemp("sample"), payload_mib=24, keep_raw=True)
+    return built_once(tmp_path_factory, 24)
 
 
 @contextmanager

@@ -7,11 +7,11 @@ import pytest
 from synvirt.model.kinds import OfflineKind
 from synvirt.sample import Sample
 from tests.offline.hyperv import conversion_tool
-from tests.real.test_each_kind import data_dir, imported, sample
+from tests.real.test_each_kind import data_dir, imported
 from tests.real.wrapped import WRAPS
 
 # Fixtures are found by their names.
-__all__ = ("data_dir", "sample")
+__all__ = ("data_dir",)
 
 
 @pytest.mark.slow

@@ -14,9 +14,8 @@ from synvirt.backups.sources.guest import Ask, Sources
 from synvirt.backups.sources.made import MadeRows
 from synvirt.disks import open_reader
 from synvirt.kvm.connection import Connection
-from synvirt.sample import Sample, build
+from synvirt.sample import Sample
 from synvirt.store import Store
-from tests.needs import need
 from tests.real.libvirt_remote.test_libvirt_remote_warm import Guest
 from tests.servers.libvirt_lab import LibvirtLab, lab, until
 
@@ -35,12 +34,6 @@ with still(uri, Connection(uri, lambda: None).use().lookupByName(name)) as found
 def host() -> Iterator[LibvirtLab]:
     with lab(boots=True) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    need("syslinux", "syslinux")
-    return build(tmp_path_factory.mktemp("sample"), payload_mib=0, keep_raw=True)
 
 
 @pytest.mark.slow

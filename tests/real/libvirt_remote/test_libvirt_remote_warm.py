@@ -27,7 +27,7 @@ from synvirt.model.kinds import State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source, SourceTest
-from synvirt.sample import ID_PATH, Sample, build
+from synvirt.sample import ID_PATH, Sample
 from synvirt.sizes import MIB
 from tests.needs import need
 from tests.real.test_service import _guests, service
@@ -54,12 +54,6 @@ done
 def host() -> Iterator[LibvirtLab]:
     with lab(boots=True) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    need("syslinux", "syslinux")
-    return build(tmp_path_factory.mktemp("sample"), payload_mib=8, keep_raw=True)
 
 
 class Guest:

@@ -17,8 +17,7 @@ import pytest
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source, SourceTest
-from synvirt.sample import ID_PATH, Sample, build
-from tests.needs import need
+from synvirt.sample import ID_PATH, Sample
 from tests.real.libvirt_remote.test_libvirt_remote_warm import (
     BOOT_TIMEOUT_S,
     DELTA_BYTES,
@@ -38,12 +37,6 @@ def lab() -> Iterator[PveLab]:
     with pve_lab("pve1", boots=True) as running:
         yield running
         assert running.server.wrong == []
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    need("syslinux", "syslinux")
-    return build(tmp_path_factory.mktemp("sample"), payload_mib=8, keep_raw=True)
 
 
 class PveGuest(Guest):
