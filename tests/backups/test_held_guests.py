@@ -16,9 +16,12 @@ from synvirt.backups.sources import bitmap
 from synvirt.backups.sources.guest import SNAPSHOTS_LEFT_OUT, Ask, Keeping, Sources
 from synvirt.backups.sources.made import Made
 from synvirt.backups.working import Working
+from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import Cancelled, Internal, PersistFailed, SourceSnapshotFailed
 from synvirt.jobs.process import Ended
+from synvirt.programs import run
 from synvirt.repository.specs import FolderSpec, RepositorySpec
+from tests.backups.house import House
 from tests.running.processes import until
 
 
@@ -114,6 +117,18 @@ def test_a_run_warns_that_the_snapshots_of_a_guest_are_not_backed_up(
     sources = Sources(Held(*snapshots), Away(), (AnyGuest(),))  # type: ignore[arg-type]
     with sources.open(ask):
         assert warned == reported
+
+
+def test_a_run_warns_of_snapshots_that_only_an_image_knows(house: House) -> None:
+    path = house.folder / "images/web"
+    run(["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1M"], timeout_s=60)
+    run(["qemu-img", "snapshot", "-c", "before", str(path)], timeout_s=60)
+    house.guests.reader = lambda path: ImageSpec(format="qcow2", over=RawSpec(path=path), name="web")
+    ended = house.run(house.job("web"))
+    assert ended.status == "completed"
+    assert [(one.code, one.vm_id, one.message) for one in ended.warnings] == [
+        ("E_BAK_SNAPSHOTS_LEFT_OUT", "id-of-web", "the image of disk vda of web has 1 snapshot, not backed up")
+    ]
 
 
 def test_a_job_that_fills_its_folder_is_ended_again_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,25 @@
 """Which restore points stay, and why; and what never goes."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synvirt.accounts import Role
+from synvirt.acting import Act, acting
 from synvirt.backups.backing_up import trusted
-from synvirt.backups.model import BackupJob, PointFate, RestorePoint
+from synvirt.backups.model import BackupJob, BackupJobChange, PointFate, RestorePoint
 from synvirt.backups.retention import Retention, kept
 from synvirt.backups.retiring import Retiring, fates
+from synvirt.errors import BackupForbidden
+from synvirt.repository.keys import CHUNK_BYTES
+from tests.backups.house import House, disk_content
 
 NEW_YEAR = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -151,3 +158,37 @@ def test_nothing_is_taken_unread_from_a_point_that_may_share_what_was_damaged() 
     assert trusted([second.model_copy(update={"repository_id": UUID(int=3)})], job, "web") == []
     for foreign in ({"job_id": uuid4()}, {"vm_id": "mail"}):
         assert trusted([second.model_copy(update=foreign)], job, "web") == []
+
+
+def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None:
+    house.image("web", disk_content())
+    job = house.job("web", retention=Retention(keep_last=2))
+    points: list[UUID] = []
+    for number in range(4):
+        house.image("web", bytes([number + 1]) * CHUNK_BYTES)
+        points += house.run(job).restore_point_ids
+    assert [point.id for point in house.backups.points.page(limit=9, cursor=None)[0]] == [points[3], points[2]]
+    assert house.ended(house.backups.verify(points[2])).status == "completed"
+
+
+def test_an_operator_lets_retention_keep_more_and_only_an_admin_less(house: House) -> None:
+    """A run removes what retention does not keep; an operator may remove no point."""
+    house.image("web", disk_content())
+    job = house.job("web", repository=house.repository())
+    few, more = Retention(keep_last=1), Retention(keep_last=1, keep_daily=7)
+    for role, retention, allowed in [
+        (Role.OPERATOR, few, False),
+        (Role.ADMIN, few, True),
+        (Role.OPERATOR, more, True),
+        (Role.OPERATOR, few, False),
+        (Role.OPERATOR, Retention(keep_daily=90), False),
+        (Role.OPERATOR, more, True),
+        (Role.OPERATOR, Retention(), True),
+    ]:
+        refused = nullcontext() if allowed else pytest.raises(BackupForbidden, match="needs the role admin")
+        with acting(Act("eve", role)), refused:
+            house.backups.change_job(job.id, BackupJobChange(retention=retention))
+        if allowed:
+            assert house.backups.job(job.id).retention == retention
+    with acting(Act("eve", Role.OPERATOR)):
+        house.backups.change_job(job.id, BackupJobChange(quiesce="off"))

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -11,8 +10,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.accounts import Role
-from synvirt.acting import Act, acting
 from synvirt.backups.model import (
     ENDS,
     BackupJobChange,
@@ -25,11 +22,9 @@ from synvirt.backups.model import (
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retention import Retention
 from synvirt.backups.retiring import Retiring
-from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import (
     BackupBadRequest,
     BackupConflict,
-    BackupForbidden,
     BackupNotFound,
     PersistFailed,
     RepositoryUnreachable,
@@ -37,7 +32,6 @@ from synvirt.errors import (
 )
 from synvirt.jobs import process, runner
 from synvirt.model.values import now
-from synvirt.programs import run
 from synvirt.repository import garbage, packs, verify
 from synvirt.repository import repository as stored
 from synvirt.repository.keys import CHUNK_BYTES
@@ -85,18 +79,6 @@ def test_a_second_run_stores_only_what_changed(house: House) -> None:
     assert stored[1] < CHUNK_BYTES // 8
 
 
-def test_a_run_warns_of_snapshots_that_only_an_image_knows(house: House) -> None:
-    path = house.folder / "images/web"
-    run(["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1M"], timeout_s=60)
-    run(["qemu-img", "snapshot", "-c", "before", str(path)], timeout_s=60)
-    house.guests.reader = lambda path: ImageSpec(format="qcow2", over=RawSpec(path=path), name="web")
-    ended = house.run(house.job("web"))
-    assert ended.status == "completed"
-    assert [(one.code, one.vm_id, one.message) for one in ended.warnings] == [
-        ("E_BAK_SNAPSHOTS_LEFT_OUT", "id-of-web", "the image of disk vda of web has 1 snapshot, not backed up")
-    ]
-
-
 def test_a_guest_that_was_started_meanwhile_gives_no_point(house: House) -> None:
     house.image("web", disk_content())
     house.guests.changed = True
@@ -132,29 +114,6 @@ def test_a_job_names_guests_that_are_there_and_each_once(house: House, vm_ids: t
     with pytest.raises(BackupBadRequest, match=message):
         house.backups.change_job(job.id, BackupJobChange(vm_ids=vm_ids))
     assert [one.vm_ids for one in house.backups.all_jobs()] == [("web",)]
-
-
-def test_an_operator_lets_retention_keep_more_and_only_an_admin_less(house: House) -> None:
-    """A run removes what retention does not keep; an operator may remove no point."""
-    house.image("web", disk_content())
-    job = house.job("web", repository=house.repository())
-    few, more = Retention(keep_last=1), Retention(keep_last=1, keep_daily=7)
-    for role, retention, allowed in [
-        (Role.OPERATOR, few, False),
-        (Role.ADMIN, few, True),
-        (Role.OPERATOR, more, True),
-        (Role.OPERATOR, few, False),
-        (Role.OPERATOR, Retention(keep_daily=90), False),
-        (Role.OPERATOR, more, True),
-        (Role.OPERATOR, Retention(), True),
-    ]:
-        refused = nullcontext() if allowed else pytest.raises(BackupForbidden, match="needs the role admin")
-        with acting(Act("eve", role)), refused:
-            house.backups.change_job(job.id, BackupJobChange(retention=retention))
-        if allowed:
-            assert house.backups.job(job.id).retention == retention
-    with acting(Act("eve", Role.OPERATOR)):
-        house.backups.change_job(job.id, BackupJobChange(quiesce="off"))
 
 
 def test_two_jobs_never_have_one_name(house: House) -> None:
@@ -308,17 +267,6 @@ def test_a_run_that_hangs_does_not_hold_up_the_end_of_the_service(house: House, 
     assert house.backups.runs.get(run.id).status not in ENDS
     go_on.set()
     until(lambda: not house.backups.runs._at_work)
-
-
-def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None:
-    house.image("web", disk_content())
-    job = house.job("web", retention=Retention(keep_last=2))
-    points: list[UUID] = []
-    for number in range(4):
-        house.image("web", bytes([number + 1]) * CHUNK_BYTES)
-        points += house.run(job).restore_point_ids
-    assert [point.id for point in house.backups.points.page(limit=9, cursor=None)[0]] == [points[3], points[2]]
-    assert house.ended(house.backups.verify(points[2])).status == "completed"
 
 
 # Whether a run of that kind reads the points that it names: each is a promise that they stay.
