@@ -24,6 +24,7 @@ class Response(http.client.HTTPResponse):
         self._within_s = max(HEAD_WITHIN_S, sock.gettimeout() or 0)
 
     def begin(self) -> None:
+        """Reads the head, as in http.client, within the limits."""
         whole = self.fp
         self.fp = _Head(whole, self._within_s)  # type: ignore[assignment]
         try:
