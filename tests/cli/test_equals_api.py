@@ -324,6 +324,18 @@ def test_json_is_the_answer_of_the_api(service: Service, run: Run, path: str) ->
     assert run(*COMMANDS[f"GET {path}"].split(), "--json").stdout == answer + "\n"
 
 
+@pytest.mark.parametrize(("path", "command"), [("migrator/migrations", "migrations"), ("migrator/uploads", "uploads")])
+def test_an_error_in_json_is_the_problem_of_the_api(service: Service, run: Run, path: str, command: str) -> None:
+    """The hint may name a command."""
+    missing = uuid4()
+    with service.local() as client:
+        problem = client.get(client.base_url.copy_with(path=f"/api/v1/{path}/{missing}")).json()
+    done = run(command, "show", missing, "--json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found | {"hint": problem["hint"]}) == (1, problem | {"error": found["error"]})
+    assert found["error"] == {name: found[name] for name in ("code", "detail", "hint")}
+
+
 def test_what_lies_in_the_import_root(service: Service, run: Run) -> None:
     assert run("files").stdout.strip() == "The folder is empty"
     (service.settings.imports_dir / "web.qcow2").write_bytes(b"QFI\xfb" + bytes(508))

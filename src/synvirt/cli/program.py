@@ -20,7 +20,7 @@ FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 def failed(error: Exception, *, as_json: bool = False) -> int:
     """Prints an error of any command; returns the exit code. With SYNVIRT_LOG_LEVEL=debug, foreign errors are raised.
 
-    `as_json`: also on stdout, as {"error": {code, detail, hint}}, so that a script that reads the answer finds the error there.
+    `as_json`: also on stdout, as `print_error_as_json` does, so that a script that reads the answer finds the error there.
     """
     if isinstance(error, SynvirtError):
         if as_json:
@@ -74,10 +74,12 @@ def code_at_end(code: int) -> int:
 
 
 def print_error_as_json(error: SynvirtError) -> None:
-    """Prints an error on stdout as the API answers it: `{"error": {"code", "detail", "hint"}}`."""
+    """Prints an error on stdout as the API answers it, a problem; and as `error` what a person needs of it, for scripts that tell
+    errors by that."""
     import json
 
-    print(json.dumps({"error": {"code": error.code, "detail": error.detail, "hint": error.hint}}))
+    brief = {"code": error.code, "detail": error.detail, "hint": error.hint}
+    print(json.dumps({"type": "about:blank", "title": error.title(), "status": error.status, **brief, "error": brief}))
 
 
 def print_error(code: str, detail: str, hint: str | None) -> None:
