@@ -74,8 +74,8 @@ def code_at_end(code: int) -> int:
 
 
 def print_error_as_json(error: SynvirtError) -> None:
-    """Prints an error on stdout as the API answers it, a problem; and as `error` what a person needs of it, for scripts that tell
-    errors by that."""
+    """Prints an error on stdout as the API answers it, a problem; and as `error` what a person needs of it, for scripts that
+    tell errors by that."""
     import json
 
     brief = {"code": error.code, "detail": error.detail, "hint": error.hint}
