@@ -118,15 +118,18 @@ def test_the_pid_file_of_a_guest_that_has_ended_is_removed(tmp_path: Path) -> No
     for name, text in {
         "1-a-swtpm": str(ended.pid),
         "runs": str(os.getpid()),
+        "cut off": "",
         "written": "",
+        "garbage": "x",
         "driver": str(ended.pid),
         "begun since": str(ended.pid),
     }.items():
         (folder / f"{name}.pid").write_text(text)
     left = orphans.traces(tmp_path)
-    (folder / "begun since.pid").write_text(str(os.getpid()))
+    for name in ("begun since", "written"):
+        (folder / f"{name}.pid").write_text(str(os.getpid()))
     orphans.remove(left, [1])
-    assert sorted(path.stem for path in folder.iterdir()) == ["begun since", "driver", "runs", "written"]
+    assert sorted(path.stem for path in folder.iterdir()) == ["begun since", "driver", "garbage", "runs", "written"]
 
 
 def test_what_cannot_be_removed_keeps_nobody_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

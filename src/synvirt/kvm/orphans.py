@@ -6,7 +6,8 @@
     files of a start that was cut off before there was a process, or files of a swtpm that was killed: libvirt removes only
     those of guests that it knows to run
     the copy of a firmware's variables that was not whole yet: libvirt writes it beside its place
-    the pid file of a guest of which libvirt had no record yet, and whose QEMU has ended with the service
+    the pid file of a guest of which libvirt had no record yet, and whose QEMU has ended with the service, also before it had a
+    number
 
 The processes are known by the paths in their arguments, which lie in the driver's own folder.
 """
@@ -117,9 +118,11 @@ def _is_used(path: Path, active: Collection[int]) -> bool:
 
 
 def _runs(pid_file: Path) -> bool:
-    """Whether a process has the number in the file; also True, where there is none: libvirt may be writing it."""
+    """Whether a process has the number in the file; also True, where it is no number. An empty file is of a start that was cut
+    off in the middle: libvirt, which writes the number at once, has had the time to open the driver between our two looks."""
     try:
-        return Path(f"/proc/{int(pid_file.read_text())}").exists()
+        number = pid_file.read_text()
+        return bool(number) and Path(f"/proc/{int(number)}").exists()
     except (OSError, ValueError):
         return True
 
