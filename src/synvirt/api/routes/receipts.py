@@ -3,8 +3,9 @@
 from uuid import UUID
 
 from fastapi import APIRouter
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
+from synvirt.api.download import Download
 from synvirt.api.routing import Routes
 from synvirt.errors import NotFound
 from synvirt.proof.keeping import ReceiptKey, Receipts
@@ -23,7 +24,7 @@ def receipts_router(store: Store, receipts: Receipts | None) -> APIRouter:
         one: 404."""
         job = store.get(migration_id)
         headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-        return FileResponse(_kept(receipts).path_of(job.id), media_type=TAR, filename=f"receipt-{job.id}.tar", headers=headers)
+        return Download(_kept(receipts).path_of(job.id), media_type=TAR, filename=f"receipt-{job.id}.tar", headers=headers)
 
     @router.get("/receipts/key", response_model=ReceiptKey)
     def receipt_key() -> ReceiptKey:
