@@ -7,6 +7,7 @@
 volume keeps its shared bytes when the source is removed. Elsewhere nothing is cloned, and the rest is everything.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -22,6 +23,8 @@ from synvirt.sizes import GIB
 FICLONERANGE = 0x4020940D
 # linux/fs.h: _IOW(0x94, 9, int).
 FICLONE = 0x40049409
+# The errors of a file or a kernel without FICLONERANGE, whatever the range.
+NOT_KNOWN = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS})
 # The kernel holds both files' locks during a call: this limits how long a cancel waits.
 STEP_BYTES = 4 * GIB
 # A range behind any disk's end.
@@ -34,7 +37,7 @@ def clone(reader: DiskReader, writer: DiskWriter, stop: Callable[[], bool] = lam
     May be called again after a crash: the same is cloned again. Cancelled, once `stop()` is True.
     """
     cloned: list[tuple[int, int]] = []
-    if isinstance(reader, Placed) and isinstance(writer, RawWriter):
+    if isinstance(reader, Placed) and isinstance(writer, RawWriter) and _may_clone(writer.descriptor):
         for piece in _pieces(reader.places(), os.fstatvfs(writer.descriptor).f_bsize):
             if stop():
                 raise Cancelled
@@ -47,6 +50,16 @@ def clone(reader: DiskReader, writer: DiskWriter, stop: Callable[[], bool] = lam
             else:
                 cloned.append((piece.start, piece.start + piece.length))
     return Rest(reader, cloned)
+
+
+def _may_clone(descriptor: int) -> bool:
+    """Whether the file's own file system may know reflinks. It is asked to share a byte with itself, which none does: to look
+    for the places of data first would take a walk over each page of a file in memory."""
+    try:
+        _clone(descriptor, Place(start=1, length=1, descriptor=descriptor, at=1))
+    except OSError as error:
+        return error.errno not in NOT_KNOWN
+    return True
 
 
 def clone_file(source: int, target: int) -> None:
