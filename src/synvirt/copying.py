@@ -37,6 +37,8 @@ PROGRESS_EVERY_S = 0.1
 COUNT_AHEAD_S = 0.05
 COUNT_SLICE_S = 0.001
 COUNT_PAUSE_S = 0.01
+# The most extents of a list that are kept for the copy: a megabyte.
+KEPT_EXTENTS_MAX = 10_000
 
 
 class Copied(NamedTuple):
@@ -89,11 +91,12 @@ def copy(
     """
     if writer.size < reader.size:
         raise DiskWriteFailed(f"the volume has {writer.size} bytes, the disk {reader.size}", hint="make the volume larger")
+    count = _Count(reader)
     one_pass = _Pass(
         reader,
         writer,
-        plan=_Plan(reader.extents(), size=reader.size, since=since, fresh=fresh, request_bytes=request_bytes(bandwidth_bps)),
-        count=_Count(reader.extents()),
+        plan=_Plan(count.extents(), size=reader.size, since=since, fresh=fresh, request_bytes=request_bytes(bandwidth_bps)),
+        count=count,
         bucket=Bucket(bandwidth_bps) if bandwidth_bps else None,
         shared=shared,
         stop=stop,
@@ -303,19 +306,30 @@ class _Plan:
 class _Count:
     """Adds up the data extents, a little at a time."""
 
-    def __init__(self, extents: Iterator[Extent]) -> None:
-        self._extents = extents
+    def __init__(self, reader: DiskReader) -> None:
+        self._reader, self._left = reader, reader.extents()
+        self._seen: list[Extent] = []
+        self._ended = False
         self.data_bytes = 0
 
     def advance(self, seconds: float) -> bool:
         """Counts for `seconds` at most; True when there are no more extents."""
         until = time.monotonic() + seconds
-        for extent in self._extents:
+        for extent in self._left:
             if not extent.zero:
                 self.data_bytes += extent.length
+            if len(self._seen) <= KEPT_EXTENTS_MAX:
+                self._seen.append(extent)
             if time.monotonic() >= until:
                 return False
+        self._ended = True
         return True
+
+    def extents(self) -> Iterator[Extent]:
+        """The extents, from the first one. A short list that was counted to its end is not made again: to find a hole, a file
+        system may look at each page of the data before it."""
+        known = self._ended and len(self._seen) <= KEPT_EXTENTS_MAX
+        yield from self._seen if known else self._reader.extents()
 
 
 class _Pass:
