@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import NamedTuple
 
-from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced, new_buffer
+from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced, new_buffer, piece_bytes
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, Internal, SynvirtError
 from synvirt.sizes import KIB, MIB
 
@@ -37,8 +37,7 @@ PROGRESS_EVERY_S = 0.1
 COUNT_AHEAD_S = 0.05
 COUNT_SLICE_S = 0.001
 COUNT_PAUSE_S = 0.01
-# The most extents of a list that are kept for the copy: a megabyte.
-KEPT_EXTENTS_MAX = 10_000
+KEPT_EXTENTS_MAX = 10_000  # extents of a list that are kept for the copy: a megabyte
 
 
 class Copied(NamedTuple):
@@ -231,6 +230,14 @@ class _Request(NamedTuple):
     data_bytes: int
     zero: bool = False
 
+    def pieces(self, most: int) -> Iterator[Extent]:
+        """The request in pieces of `most` bytes at most, which end at multiples of it; zeros in one."""
+        at, end = self.start, self.start + self.length
+        while at < end:
+            cut = end if self.zero else min(end, at - at % most + most)
+            yield Extent(at, cut - at, self.zero)
+            at = cut
+
 
 class _Plan:
     """Cuts extents into requests, lazily and in ascending order. `take()` is for any thread."""
@@ -328,8 +335,7 @@ class _Count:
     def extents(self) -> Iterator[Extent]:
         """The extents, from the first one. A short list that was counted to its end is not made again: to find a hole, a file
         system may look at each page of the data before it."""
-        known = self._ended and len(self._seen) <= KEPT_EXTENTS_MAX
-        yield from self._seen if known else self._reader.extents()
+        yield from self._seen if self._ended and len(self._seen) <= KEPT_EXTENTS_MAX else self._reader.extents()
 
 
 class _Pass:
@@ -358,20 +364,26 @@ class _Pass:
         # For a side that allows one call at a time. The request is taken under the lock too, which keeps the order.
         self._reading = threading.Lock() if reader.max_readers <= 1 else nullcontext()
         self._writing = threading.Lock() if writer.max_writers <= 1 else nullcontext()
+        self._piece_bytes = min(piece_bytes(reader, writer) or plan.request_bytes, plan.request_bytes)
 
     def work(self, slot: int) -> None:
         """What each thread does: take a request, read it, write what is not zero."""
         buffer = memoryview(b"")
         try:
-            buffer = new_buffer(self.plan.request_bytes)
+            buffer = new_buffer(self._piece_bytes)
             while True:
                 with self._reading:
                     request = self._take(slot)
                     if request is None:
                         return
+                    pieces = request.pieces(self._piece_bytes)
+                    first = next(pieces)
                     if not request.zero:
-                        self.reader.read_into(request.start, buffer[: request.length])
-                bytes_zero = self._write(request, buffer)
+                        self.reader.read_into(first.start, buffer[: first.length])
+                bytes_zero = self._write(first, buffer)
+                for piece in pieces:  # only between sides that take several calls at a time
+                    self.reader.read_into(piece.start, buffer[: piece.length])
+                    bytes_zero += self._write(piece, buffer)
                 with self._lock:
                     self._bytes_done += request.data_bytes
                     self._bytes_zero += bytes_zero
@@ -412,23 +424,23 @@ class _Pass:
             self._shared(request.data_bytes)
         return None if self.ended.is_set() else request
 
-    def _write(self, request: _Request, buffer: memoryview) -> int:
-        """Writes a request's data. The number of bytes that were left out or made zero."""
-        if request.zero:
+    def _write(self, piece: Extent, buffer: memoryview) -> int:
+        """Writes a piece's data. The number of bytes that were left out or made zero."""
+        if piece.zero:
             with self._writing:
-                self.writer.zero(request.start, request.length)
-            return request.length
+                self.writer.zero(piece.start, piece.length)
+            return piece.length
         bytes_zero = 0
-        for at, end, zero in zero_runs(buffer, request.start, request.length):
+        for at, end, zero in zero_runs(buffer, piece.start, piece.length):
             if zero:
                 bytes_zero += end - at
                 if self.plan.fresh:
                     continue
             with self._writing:
                 if zero:
-                    self.writer.zero(request.start + at, end - at)
+                    self.writer.zero(piece.start + at, end - at)
                 else:
-                    self.writer.write(request.start + at, buffer[at:end])
+                    self.writer.write(piece.start + at, buffer[at:end])
         return bytes_zero
 
     def _fail(self, error: BaseException, offset: int | None) -> None:

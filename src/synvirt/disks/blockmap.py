@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from typing import Final, Literal, NamedTuple, Protocol
 
-from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, fill_zeros
+from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, fill_zeros, piece_bytes
 from synvirt.disks.entries import STRETCH, Entries, goes_on
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.raw.holes import Holes
@@ -255,6 +255,10 @@ class MappedDisk:
     def max_readers(self) -> int:
         return min(self._over.max_readers, self.parent.max_readers) if self.parent else self._over.max_readers
 
+    @property
+    def piece_bytes(self) -> int:
+        return piece_bytes(self._over, self.parent) if self.parent else piece_bytes(self._over)
+
     def extents(self) -> Iterator[Extent]:
         # Joined before they are extents: a scattered disk has a million pieces, and few extents.
         begin, end, zeros = 0, 0, False
@@ -350,6 +354,10 @@ class MappedImage:
     @property
     def max_readers(self) -> int:
         return self._disk.max_readers
+
+    @property
+    def piece_bytes(self) -> int:
+        return self._disk.piece_bytes
 
     def extents(self) -> Iterator[Extent]:
         return self._disk.extents()

@@ -13,10 +13,11 @@ image with internal snapshots. It never writes or repairs. It ignores refcounts,
 import contextlib
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced, fill_zeros
+from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced, fill_zeros, piece_bytes
 from synvirt.disks.formats import ImageOpeners
 from synvirt.disks.layers import Layer, check_whole, layer_of
 from synvirt.disks.places import FilePlaces
@@ -32,6 +33,9 @@ from synvirt.errors import DiskReadFailed, UnsupportedFormat
 
 if TYPE_CHECKING:  # loaded for images that need it
     from synvirt.disks.qcow2.compressed import CompressedClusters, Wanted
+
+# For a disk's first data: an image may have a million runs without any.
+_RUNS_LOOKED_AT = 1000
 
 
 class Qcow2Reader:
@@ -73,6 +77,13 @@ class Qcow2Reader:
     @property
     def max_readers(self) -> int:
         return min(reader.max_readers for reader in self._files)
+
+    @property
+    def piece_bytes(self) -> int:
+        """0, if the first cluster with data is compressed: so are most of the others then."""
+        kinds = (kind for _, _, kind, _, _ in islice(self._mapping.all_runs(), _RUNS_LOOKED_AT))
+        compressed = next((kind for kind in kinds if kind in (Kind.DATA, Kind.COMPRESSED)), None) == Kind.COMPRESSED
+        return 0 if compressed else piece_bytes(*self._files)
 
     def extents(self) -> Iterator[Extent]:
         return coalesced(self._extents())

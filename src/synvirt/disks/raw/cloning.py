@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 
-from synvirt.blocks import DiskReader, DiskWriter, Extent, Place, Placed
+from synvirt.blocks import DiskReader, DiskWriter, Extent, Place, Placed, piece_bytes
 from synvirt.disks.changed import Over
 from synvirt.disks.raw.files import RawWriter
 from synvirt.errors import Cancelled
@@ -89,6 +89,7 @@ class Rest(Over):
     def __init__(self, over: DiskReader, cloned: list[tuple[int, int]]) -> None:
         super().__init__(over)
         self._cloned = cloned
+        self.piece_bytes = piece_bytes(over)
         self.bytes_cloned = sum(end - start for start, end in cloned)
 
     def extents(self) -> Iterator[Extent]:

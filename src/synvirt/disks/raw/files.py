@@ -58,6 +58,7 @@ class RawReader:
     """
 
     max_readers = CALLS_AT_ONCE
+    piece_bytes = WRITE_BYTES
 
     def __init__(self, path: str, offset: int = 0, length: int | None = None, *, descriptor: int | None = None) -> None:
         self._name = Path(path).name
@@ -160,6 +161,7 @@ class RawWriter:
     """
 
     max_writers = CALLS_AT_ONCE
+    piece_bytes = WRITE_BYTES
 
     def __init__(self, fd: int, name: str, size: int, *, zeroings: tuple[Zeroing, ...], alignment: int = 1) -> None:
         self.size = size

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
-from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced, fill_zeros
+from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced, fill_zeros, piece_bytes
 from synvirt.disks.blockmap import MappedDisk
 from synvirt.disks.layers import Layer
 from synvirt.disks.parents import Chain, Reference, open_parent
@@ -63,6 +63,7 @@ class VmdkReader:
         self._opened = _open_disk(over, name, _Opened(root), parent)
         self._disk = self._opened.disk
         self.size, self.max_readers = self._disk.size, self._disk.max_readers
+        self.piece_bytes = piece_bytes(self._disk)
 
     def extents(self) -> Iterator[Extent]:
         return coalesced(self._disk.extents())
