@@ -29,11 +29,12 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # <malloc.h>
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 # The C library keeps what its threads free, in up to eight arenas a core, and ever larger pieces: the largest that a test has
-# freed. A piece of a disk or more goes back at once.
-ARENAS, GIVEN_BACK_BYTES = 2, 4 << 20
+# freed. A piece of more than most disks of tests goes back at once: a smaller one, of which each page is a page fault the next
+# time, is kept until a test ends.
+ARENAS, GIVEN_BACK_BYTES = 2, 16 << 20
 # With GIVEN_BACK_BYTES set, the C library returns all but 128 KiB of the free memory at the end of an arena, and takes it again
 # for the next copy: that was half of the page faults of the laws of kinds. So it keeps more, and takes more at a time.
-KEPT_FREE_BYTES, TOP_PAD_BYTES = 32 << 20, 1 << 20
+KEPT_FREE_BYTES, TOP_PAD_BYTES = 64 << 20, 1 << 20
 # Begun when they are first needed, and end with the process: libvirt's event loop, and the thread that starts tunnels.
 READ_NO_DISK = ("libvirt-events", "tunnels_0")
 # More than that since it was last looked for is looked for: it takes a tenth of a second.
