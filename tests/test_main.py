@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -18,6 +19,7 @@ from synvirt.backups.model import BackupRun, Status
 from synvirt.cage.scratch import scratch_folder
 from synvirt.destinations import DestinationAway
 from synvirt.errors import Conflict, DiskWriteFailed
+from synvirt.kvm import limit, qemu_user
 from synvirt.main.destinations import make_destinations
 from synvirt.main.running import service
 from synvirt.migrations.removing import retained
@@ -60,6 +62,24 @@ def test_no_folder_is_made_below_a_file_system_that_is_not_mounted(tmp_path: Pat
     with pytest.raises(DestinationAway, match="nothing is mounted at"):
         made["fast"].free_bytes()
     assert not (tmp_path / "srv").exists()
+
+
+def test_a_file_system_that_hangs_keeps_no_service_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit, "FOLDER_ANSWERS_S", 0.05)
+    answers, real = threading.Event(), qemu_user.make
+
+    def hangs(folder: Path) -> None:
+        if folder.name == "silent":
+            answers.wait(30)
+        real(folder)
+
+    monkeypatch.setattr(qemu_user, "make", hangs)
+    silent = DirectorySetting(kind="directory", path=tmp_path / "silent")
+    made = make_destinations(Settings(data_dir=tmp_path, destinations={"silent": silent}))
+    assert not silent.path.exists()
+    assert made["directory"].free_bytes() > 0
+    answers.set()
+    until(silent.path.exists)
 
 
 def test_a_mount_point_lies_above_its_folder(tmp_path: Path) -> None:
@@ -144,6 +164,7 @@ def test_without_the_setting_nothing_goes() -> None:
 # A service that breaks while one of its threads waits.
 _BREAKS = """
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event

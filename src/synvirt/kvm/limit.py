@@ -1,6 +1,7 @@
 """Calls that may never return, each in a thread of its own that is not waited for.
 
 libvirt's calls cannot be ended from outside: a host that accepts a connection and does not answer blocks its caller forever.
+So does a mounted file system whose server is silent.
 asyncio's pool has few threads, and a process waits for them at its end; these threads are daemons.
 """
 
@@ -11,6 +12,9 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
+
+# How long the start of the service waits for a folder: the server of a mount may be silent for days.
+FOLDER_ANSWERS_S = 5.0
 
 
 def begun(call: Callable[[], T], *, unwanted: Callable[[T], None] = lambda _: None) -> Future[T]:

@@ -22,7 +22,7 @@ from typing import Final
 from urllib.parse import parse_qs, quote, urlsplit
 
 from synvirt.errors import Internal
-from synvirt.kvm import acl
+from synvirt.kvm import acl, limit
 from synvirt.programs import As, ProgramFailed, run
 from synvirt.settings import DirectorySetting, RbdSetting, Settings
 
@@ -143,12 +143,26 @@ def _places(settings: Settings, root: Path) -> list[str]:
         found.append(f"x:{root.resolve().parent}")
     for chosen in settings.destinations_by_name.values():
         if isinstance(chosen, DirectorySetting):
-            # os.path.exists is False, too, where the server of a mount is gone: nobody gets to it then.
-            if not chosen.path.resolve().is_relative_to(data_dir) and os.path.exists(chosen.path):  # noqa: PTH110
-                found.append(f"x:{chosen.path.resolve()}")
+            there = _there(chosen.path)
+            if there is not None and not there.is_relative_to(data_dir):
+                found.append(f"x:{there}")
         elif isinstance(chosen, RbdSetting):
             found += [f"r:{path}" for path in _ceph_files(chosen)]
     return found
+
+
+def _there(folder: Path) -> Path | None:
+    """The folder without links. None, where there is none, or nobody gets to it: its server is gone, or does not answer."""
+
+    def look() -> Path | None:
+        found = folder.resolve()
+        # os.path.exists is False, too, where the server of a mount is gone.
+        return found if os.path.exists(found) else None  # noqa: PTH110
+
+    try:
+        return limit.within(limit.FOLDER_ANSWERS_S, look)
+    except TimeoutError:
+        return None
 
 
 def _ceph_files(chosen: RbdSetting) -> Iterator[Path]:
@@ -201,8 +215,10 @@ def decide(settings: Settings) -> Choice:
         _close_to_others(settings.data_dir)
         open_own(settings.data_dir)
         for chosen in settings.destinations_by_name.values():
-            if isinstance(chosen, DirectorySetting) and chosen.path.resolve().is_relative_to(settings.data_dir.resolve()):
-                open_own(chosen.path)
+            if isinstance(chosen, DirectorySetting):
+                there = _there(chosen.path)
+                if there is not None and there.is_relative_to(settings.data_dir.resolve()):
+                    open_own(there)
     return made
 
 

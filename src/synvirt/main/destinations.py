@@ -1,11 +1,17 @@
 """Where volumes go, by the settings."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 if TYPE_CHECKING:
     from synvirt.destinations import Destination
+    from synvirt.destinations.directory import DirectoryDestination
     from synvirt.settings import DestinationSetting, Settings
+
+log = structlog.get_logger(__name__)
 
 
 def make_destinations(settings: "Settings") -> "dict[str, Destination]":
@@ -27,13 +33,11 @@ def _destination(chosen: "DestinationSetting", *, shut_out: bool) -> "Destinatio
     from synvirt.destinations.directory import DirectoryDestination
     from synvirt.destinations.zfs import ZfsDestination
     from synvirt.disks.specs import RbdPlace
-    from synvirt.kvm import qemu_user
 
     match chosen.kind:
         case "directory":
             destination = DirectoryDestination(chosen.path, mount_point=chosen.mount_point, shut_out=shut_out)
-            if destination.why_away() is None:
-                qemu_user.make(chosen.path)
+            _make_folder(destination, chosen.path)
             return destination
         case "zfs":
             return ZfsDestination(chosen.pool, chosen.namespace)
@@ -42,3 +46,17 @@ def _destination(chosen: "DestinationSetting", *, shut_out: bool) -> "Destinatio
 
             place = RbdPlace(conf=str(chosen.conf), client=chosen.client, pool=chosen.pool)
             return RbdDestination(place)
+
+
+def _make_folder(destination: "DirectoryDestination", folder: Path) -> None:
+    """Makes the folder of the volumes, if its file system is there and answers; else the first volume's making does."""
+    from synvirt.kvm import limit, qemu_user
+
+    def make() -> None:
+        if destination.why_away() is None:
+            qemu_user.make(folder)
+
+    try:
+        limit.within(limit.FOLDER_ANSWERS_S, make)
+    except TimeoutError:
+        log.warning("the file system of a destination does not answer", folder=str(folder), waited_s=limit.FOLDER_ANSWERS_S)
