@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.cli.client import Client, StreamEvent, _events
+from synvirt.cli.client import Client, StreamEvent, _events, _refusal
 from synvirt.errors import (
     AuthFailed,
     BackupUnauthorized,
@@ -262,3 +262,10 @@ def test_a_service_that_is_stopped_is_not_to_be_started(tmp_path: Path, monkeypa
             client.ask("GET", "/migrations")
     assert "synvirt serve" not in (caught.value.hint or "")
     assert "look before you ask again" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("status", [401, 429])
+def test_a_caller_who_is_not_let_in_has_used_no_command_wrongly(status: int) -> None:
+    problem = {"code": "E_MIG_BAD_REQUEST", "detail": "too many wrong passwords came", "hint": "try again in 9 s"}
+    refused = _refusal(httpx.Response(status, json=problem), "https://kvm1")
+    assert (type(refused), refused.detail, refused.hint) == (Unauthorized, problem["detail"], problem["hint"])

@@ -71,7 +71,11 @@ _CALLER = {
     "401": {
         "description": "E_MIG_UNAUTHENTICATED (/backup: E_BAK_UNAUTHENTICATED): the caller's credentials are missing or wrong",
         "headers": {"WWW-Authenticate": {"schema": {"type": "string"}}},
-    }
+    },
+    "429": {
+        "description": "E_MIG_BAD_REQUEST (/backup: E_BAK_BAD_REQUEST): too many wrong passwords came, and none is checked now",
+        "headers": {"Retry-After": {"schema": {"type": "integer"}}},
+    },
 }
 _ROLE = {
     "403": {

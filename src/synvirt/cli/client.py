@@ -366,12 +366,9 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
     if hint and str(hint).startswith("/openapi.json"):
         hint = _ELSEWHERE if response.status_code == NotFound.status else "--help says what this command takes"
     error = from_code(str(code), str(detail), hint)
-    # An earlier version of the service reports it by a source's code.
-    return (
-        error
-        if response.status_code != Unauthorized.status or isinstance(error, Unauthorized)
-        else Unauthorized(detail, hint=hint)
-    )
+    # An earlier version of the service reports it by a source's code; and who must wait (429) has used no command wrongly.
+    is_caller = response.status_code in {Unauthorized.status, httpx.codes.TOO_MANY_REQUESTS}
+    return Unauthorized(detail, hint=hint) if is_caller and not isinstance(error, Unauthorized) else error
 
 
 def _stranger(where: str, answer: str) -> Internal:

@@ -246,6 +246,20 @@ def test_an_address_that_was_wrong_too_often_must_wait_and_others_need_not() -> 
     check("eve", "right", "192.0.2.1")
 
 
+def test_who_must_wait_is_told_so_and_for_how_long(tmp_path: Path) -> None:
+    """Not that the password is wrong: it was not checked."""
+    service = Service(tmp_path, check_password=Throttled(Asked()), tls=False, has_pages=False)
+    with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        for _ in range(auth.FAILURES_ALLOWED):
+            assert client.get(f"{PREFIX}/migrations", headers=basic(USER, "wrong")).status_code == 401
+        for path, code in ((f"{PREFIX}/migrations", "E_MIG_BAD_REQUEST"), ("/api/v1/backup/jobs", "E_BAK_BAD_REQUEST")):
+            refused = client.get(path, headers=basic(USER, "right"))
+            assert (refused.status_code, refused.json()["status"], refused.json()["code"]) == (429, 429, code)
+            assert 0 < int(refused.headers["Retry-After"]) <= auth.FAILURES_WINDOW_S
+            assert "WWW-Authenticate" not in refused.headers
+    service.close()
+
+
 def test_only_wrong_passwords_count() -> None:
     """PAM's helper may be away for a while: nobody guessed then."""
     away = True

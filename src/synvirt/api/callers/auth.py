@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account, nobody_can_log_in, version_of
-from synvirt.api.callers.gate import Authenticate
+from synvirt.api.callers.gate import Authenticate, TooManyAttempts
 from synvirt.api.callers.networks import network_of
 from synvirt.errors import Forbidden, Unauthorized
 from synvirt.privileged import Privileged
@@ -77,7 +77,7 @@ class Throttled:
                 if wait_s <= 0:
                     self._failures.pop(key, None)
                 elif count >= allowed:
-                    raise Unauthorized(why, hint=f"try again in {wait_s:.0f} s")
+                    raise TooManyAttempts(why, wait_s=wait_s)
             for key, _, _ in watched:
                 self._count(key, 1)
         wrong = False

@@ -10,7 +10,9 @@ import base64
 import binascii
 import contextlib
 import ipaddress
+import math
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Protocol, TypeVarTuple
 from urllib.parse import quote
@@ -28,7 +30,7 @@ from synvirt.api.callers.origin import READING
 from synvirt.api.callers.roles import is_path
 from synvirt.api.callers.sessions import Sessions, secret_in
 from synvirt.api.problems import answered, of_its_side, problem
-from synvirt.errors import Forbidden, NotFound, SynvirtError, Unauthorized
+from synvirt.errors import BadRequest, Forbidden, NotFound, SynvirtError, Unauthorized
 
 
 class Authenticate(Protocol):
@@ -80,6 +82,14 @@ KNOWN, CALLER = "synvirt.known", "synvirt.caller"
 # The gate itself, for the page's log-in.
 DOOR = "synvirt.door"
 TOKEN_PREFIX = "svt_"  # noqa: S105 - the beginning of every token, not a token
+
+
+class TooManyAttempts(Unauthorized):
+    """Nothing is checked for `wait_s` seconds."""
+
+    def __init__(self, detail: str, *, wait_s: float) -> None:
+        super().__init__(detail, hint=f"try again in {wait_s:.0f} s")
+        self.wait_s = wait_s
 
 
 class Gate:
@@ -240,6 +250,9 @@ class Gate:
         headers = Headers(scope=scope)
         if not isinstance(error, Unauthorized):
             return answered(scope, error)
+        if isinstance(error, TooManyAttempts):  # RFC 6585: the password may be right
+            waiting = of_its_side(scope["path"], BadRequest(error.detail, hint=error.hint))
+            return problem(waiting, status=HTTPStatus.TOO_MANY_REQUESTS, headers={"Retry-After": str(math.ceil(error.wait_s))})
         refusal = problem(of_its_side(scope["path"], error))
         if "authorization" in headers or "sec-fetch-site" not in headers:
             return refusal
