@@ -5,6 +5,7 @@ from uuid import UUID
 
 from synvirt.disks.specs import WriterSpec
 from synvirt.errors import DiskReadFailed, DiskWriteFailed
+from synvirt.kvm import limit
 
 # The pauses before what needs a destination that is away is tried again; the last one repeats. A host that has restarted mounts
 # a file system, or imports a pool, after the service is up.
@@ -59,6 +60,16 @@ class Destination(Protocol):
     def unclone(self, name: str, to: str) -> None: ...
     def shared_id(self) -> str | None: ...
     def free_bytes(self) -> int: ...
+
+
+def free_bytes_of(destination: Destination) -> int:
+    """How much can still be written, for who only wants to show it: DiskWriteFailed, also where it does not answer soon."""
+    try:
+        return limit.within(limit.FOLDER_ANSWERS_S, destination.free_bytes)
+    except TimeoutError:
+        raise DiskWriteFailed(
+            f"it did not answer for {limit.FOLDER_ANSWERS_S:g} s", hint="look whether the server of its file system is up"
+        ) from None
 
 
 def as_away(destination: Destination, error: DiskWriteFailed | DiskReadFailed) -> DiskWriteFailed | DiskReadFailed:

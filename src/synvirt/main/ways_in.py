@@ -1,6 +1,7 @@
 """The API's routes and the page's."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,9 +43,10 @@ def make_routers(
     from synvirt.api.routes.sources import sources_router
     from synvirt.api.routes.uploads import uploads_router
     from synvirt.api.routes.windows import windows_router
+    from synvirt.destinations import free_bytes_of
     from synvirt.migrations.hosts.about import Hosts
 
-    free_bytes = rooms.destination.free_bytes
+    free_bytes = partial(free_bytes_of, rooms.destination)
     return (
         host_files_router(settings.imports_dir, free_bytes=free_bytes, looking=looking),
         uploads_router(uploads, free_bytes=free_bytes, looking=looking),
