@@ -282,14 +282,16 @@ def _laid_over(
     return opener(over, spec)
 
 
-def snapshots_inside(spec: Spec) -> int:
-    """How many snapshots a qcow2 image has in itself. No reader reads them."""
+def snapshots_inside(spec: Spec, reader: DiskReader | None = None) -> int:
+    """How many snapshots a qcow2 image has in itself. No reader reads them. `reader`: the spec's, where it is open."""
     if not isinstance(spec, ImageSpec) or spec.format != "qcow2":
         return 0
-    from synvirt.disks.qcow2.header import read_header
+    if reader is None:
+        with closing(open_reader(spec)) as opened:
+            return snapshots_inside(spec, opened)
+    from synvirt.disks.qcow2.reader import Qcow2Reader
 
-    with closing(open_reader(spec.over)) as file:
-        return read_header(file, spec.name).snapshots
+    return reader.header.snapshots if isinstance(reader, Qcow2Reader) else 0
 
 
 def open_writer(spec: WriterSpec) -> DiskWriter:

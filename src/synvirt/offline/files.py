@@ -253,7 +253,7 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
     except (UnsupportedFormat, HostPathRejected) as problem:
         return unreadable(disk, problem)
     try:
-        size, layout, snapshots = reader.size, partitions.look(reader), snapshots_inside(spec)
+        size, layout, snapshots = reader.size, partitions.look(reader), snapshots_inside(spec, reader)
         used = _allocated(spec, reader) if disk.used_bytes is None else disk.used_bytes
     finally:
         reader.close()
