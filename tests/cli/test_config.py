@@ -197,7 +197,7 @@ def test_a_folder_that_can_be_none_is_said_by_both(
     done = run("config", command, "--data-dir", tmp_path / name, *as_json)
     assert (done.exit_code, why in done.stderr, "--data-dir" in done.stderr) == (2, True, True)
     if as_json:
-        assert set(json.loads(done.stdout)) == {"error"}
+        assert set(json.loads(done.stdout)) == {"type", "title", "status", "code", "detail", "hint", "error"}
     assert run("config", command, "--data-dir", tmp_path / "new/folder").exit_code == 0
     assert sorted(tmp_path.iterdir()) == before
 

@@ -133,6 +133,9 @@ class Domain:
         self.volumes = volumes
         self.uuid = str(uuid4())
 
+    def listAllSnapshots(self, _flags: int) -> list[Any]:  # noqa: N802
+        return []
+
     def XMLDesc(self, _flags: int) -> str:  # noqa: N802
         disks = "".join(
             f"<disk type='block'><driver type='raw'/><source dev='/dev/zvol/{name}'/><target dev='vd{letter}'/></disk>"

@@ -4,14 +4,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 if TYPE_CHECKING:
     from synvirt.destinations import Destination
     from synvirt.destinations.directory import DirectoryDestination
     from synvirt.settings import DestinationSetting, Settings
-
-log = structlog.get_logger(__name__)
 
 
 def make_destinations(settings: "Settings") -> "dict[str, Destination]":
@@ -50,6 +46,8 @@ def _destination(chosen: "DestinationSetting", *, shut_out: bool) -> "Destinatio
 
 def _make_folder(destination: "DirectoryDestination", folder: Path) -> None:
     """Makes the folder of the volumes, if its file system is there and answers; else the first volume's making does."""
+    import structlog
+
     from synvirt.kvm import limit, qemu_user
 
     def make() -> None:
@@ -59,4 +57,5 @@ def _make_folder(destination: "DirectoryDestination", folder: Path) -> None:
     try:
         limit.within(limit.FOLDER_ANSWERS_S, make)
     except TimeoutError:
+        log = structlog.get_logger(__name__)
         log.warning("the file system of a destination does not answer", folder=str(folder), waited_s=limit.FOLDER_ANSWERS_S)
