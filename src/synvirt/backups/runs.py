@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, repeat
+from itertools import count
 from uuid import UUID
 
 import structlog
@@ -286,10 +286,10 @@ class Runs:
                 return
             self._at_work.add(run.id)
         with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
-            under_way, pauses = self._under_way(run, stop), chain(AWAY_PAUSES_S, repeat(AWAY_PAUSES_S[-1]))
+            under_way, tries = self._under_way(run, stop), count()
             try:
                 while not self._did(under_way):
-                    wait(next(pauses), stop.is_set)
+                    wait(pause_after(next(tries), AWAY_PAUSES_S), stop.is_set)
                     under_way = self._under_way(self._as_stored(run.id, stop), stop)
             except Exception as error:
                 self._stored_end(under_way, error)

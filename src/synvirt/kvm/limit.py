@@ -13,7 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# How long the start of the service waits for a folder: the server of a mount may be silent for days.
+# How long is waited for a folder, at the start or to show its free space: the server of a mount may be silent for days.
 FOLDER_ANSWERS_S = 5.0
 
 

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Collection
 from pathlib import Path
 
-from synvirt.disks.raw.changes import names_of_changed
+from synvirt.disks.raw.changes import names_of_changed, noted, version_of
 from synvirt.disks.roots import Root
 from synvirt.disks.specs import paths, versions
 from synvirt.errors import DiskReadFailed, InvalidPlan
@@ -58,12 +58,12 @@ async def refuse_changed(job: Job, disks: list[PassDisk]) -> None:
     found = await job.in_thread(look)
     present = tuple(dict.fromkeys(one for each in found.values() for one in each))
     memory = await job.memory()
-    noted = memory.files
-    if noted is None and memory.source_files is not None:
-        noted = _of_earlier_version(memory.source_files, present)
-    if noted is None:
+    before = memory.files
+    if before is None and memory.source_files is not None:
+        before = _of_earlier_version(memory.source_files, present)
+    if before is None:
         await job.note(files=present)
-    elif changed := names_of_changed(noted, present):
+    elif changed := names_of_changed(before, present):
         disk_of = {one.rpartition("\n")[0]: f"disk {key}: " for key, each in found.items() for one in each}
         raise DiskReadFailed(
             f"{'; '.join(disk_of.get(name, '') + _shown(name) for name in changed)} was changed or replaced while it was being "
@@ -73,8 +73,7 @@ async def refuse_changed(job: Job, disks: list[PassDisk]) -> None:
 
 
 def _as_they_are(disk: PassDisk) -> list[str]:
-    """Each file of this host with its size, the time of its last change and its inode, as `disks.raw.changes` has them.
-    DiskReadFailed, where one is gone."""
+    """Each file of this host, as `disks.raw.changes` notes it. DiskReadFailed, where one is gone."""
     found = []
     for path in paths(disk.reader):
         try:
@@ -84,7 +83,7 @@ def _as_they_are(disk: PassDisk) -> list[str]:
                 f"disk {disk.key}: the source file {Path(path).name} is gone: {error.strerror}",
                 hint="put it back, or mount its file system again, and submit again",
             ) from error
-        found.append(f"{path}\n{status.st_size} {status.st_mtime_ns} {status.st_ino}")
+        found.append(noted(path, version_of(status)))
     return found
 
 
@@ -96,9 +95,9 @@ def _of_earlier_version(note: str, present: Collection[str]) -> tuple[str, ...]:
 
     def as_now(one: tuple[str, int, int, int] | str) -> str:
         if not isinstance(one, str):
-            return f"{one[0]}\n{' '.join(map(str, one[1:]))}"
+            return noted(one[0], " ".join(map(str, one[1:])))
         name = next((name for name in names if one.startswith(f"{name} ")), one.partition(" ")[0])
-        return f"{name}\n{one[len(name) + 1 :]}"
+        return noted(name, one[len(name) + 1 :])
 
     return tuple(map(as_now, ast.literal_eval(note)))
 

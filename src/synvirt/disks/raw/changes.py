@@ -42,11 +42,11 @@ class Files:
         status = os.fstat(file.descriptor)
         if stat.S_ISREG(status.st_mode):
             self._files.append((file, status))
-            self.note(file.name, f"{status.st_size} {status.st_mtime_ns} {status.st_ino}")
+            self.note(file.name, version_of(status))
 
     def note(self, name: str, version: str) -> None:
         """Notes a file by its version only: a remote one's reader itself refuses another version."""
-        self._found[f"{name}\n{version}"] = None
+        self._found[noted(name, version)] = None
 
     @property
     def found(self) -> tuple[str, ...]:
@@ -66,6 +66,16 @@ class Files:
             else:
                 continue
             raise DiskReadFailed(f"{file.name} was changed while it was read: {how}", hint=HINT)
+
+
+def noted(name: str, version: str) -> str:
+    """A file as `Files.found` has it."""
+    return f"{name}\n{version}"
+
+
+def version_of(status: os.stat_result) -> str:
+    """The version of a file of this host: its size, the time of its last change and its inode."""
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 def names_of_changed(before: Iterable[str], present: Iterable[str]) -> list[str]:
