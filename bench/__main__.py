@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,8 @@ def main() -> None:
         sys.exit(f"needs {', '.join(missing)}" if missing else f"no row is named so; there are: {[row.name for row in ROWS]}")
     if options.write:
         _refuse_to_write(options)
+    # A run that is terminated removes its gibibytes in memory as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     watch = report.Watch()
     folder = _folder(options.folder, options.data_mib, keep=options.keep)
     target = folder / f"target-{os.getpid()}.raw"
