@@ -51,14 +51,14 @@ def test_a_silent_host_is_given_up_and_its_session_closes(listening: socket.sock
 
 
 _BESIDE_AN_EMBEDDED_DRIVER = """
-import sys, tempfile
+import sys
 from synvirt.errors import SourceUnreachable
 from synvirt.kvm.library import load
 from synvirt.live import SourceAccess
 from synvirt.live.libvirt import host
 from synvirt.live.libvirt.adapter import LibvirtRemote
 import asyncio, os
-embedded = load(SourceUnreachable).open("qemu:///embed?root=" + tempfile.mkdtemp())
+embedded = load(SourceUnreachable).open("qemu:///embed?root=" + sys.argv[2])
 host.OPEN_TIMEOUT_S = 0.2
 try:
     asyncio.run(LibvirtRemote(SourceAccess("qemu:///system?socket=" + sys.argv[1], {}, {})).connect())
@@ -68,9 +68,9 @@ os._exit(0)
 """
 
 
-def test_it_is_asked_by_its_socket_in_a_process_that_has_an_embedded_driver(listening: socket.socket) -> None:
+def test_it_is_asked_by_its_socket_in_a_process_that_has_an_embedded_driver(listening: socket.socket, tmp_path: Path) -> None:
     """As the service has: libvirt gave qemu:///system to that driver, which refused it."""
-    argv = [sys.executable, "-c", _BESIDE_AN_EMBEDDED_DRIVER, listening.getsockname()]
+    argv = [sys.executable, "-c", _BESIDE_AN_EMBEDDED_DRIVER, listening.getsockname(), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
     assert "does not answer within" in done.stdout, done.stdout + done.stderr
 
