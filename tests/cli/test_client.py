@@ -33,6 +33,7 @@ from synvirt.errors import (
     VmNotFound,
 )
 from synvirt.main import running
+from synvirt.model.sources import SourceChange, SourceRequest
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
 from tests.needs import need_root
@@ -269,3 +270,20 @@ def test_a_caller_who_is_not_let_in_has_used_no_command_wrongly(status: int) -> 
     problem = {"code": "E_MIG_BAD_REQUEST", "detail": "too many wrong passwords came", "hint": "try again in 9 s"}
     refused = _refusal(httpx.Response(status, json=problem), "https://kvm1")
     assert (type(refused), refused.detail, refused.hint) == (Unauthorized, problem["detail"], problem["hint"])
+
+
+def test_what_was_changed_while_it_was_edited_is_not_overwritten(service: Service) -> None:
+    sources = service.sources
+    made = sources.add(SourceRequest(name="lab", kind="libvirt_remote", endpoint="qemu:///system"))
+    mine, path = {"name": "mine"}, f"/sources/{made.id}"
+
+    def overtaken(before: dict[str, Any]) -> dict[str, str]:
+        sources.change(made.id, SourceChange(name="theirs"))
+        return mine
+
+    with Client.local(service.settings.socket_path) as client:
+        with pytest.raises(Conflict, match="changed it meanwhile"):
+            client.edit("PATCH", path, overtaken)
+        assert sources.get(made.id).name == "theirs"
+        client.edit("PATCH", path, lambda before: mine)
+    assert sources.get(made.id).name == "mine"

@@ -157,6 +157,10 @@ def api(document: dict[str, Any]) -> str:
         '`{"items": [], "next_cursor": null}` and take `limit` and `cursor`; errors are RFC 9457 problems with an E_ code',
         "([troubleshooting.md](troubleshooting.md)). `/api/v1/waves`, `tokens` and `audit` are served under `/api/v1/migrator`, too.",
         "",
+        "So that nobody undoes another's change: send the `ETag` of the GET as `If-Match` with the PUT or PATCH. If it was changed since, by a",
+        "person or by the service (a run of a backup job, the test of a source), the answer is 412 and nothing is changed. Without `If-Match`",
+        "the last one to write wins.",
+        "",
     ]
     for path, operations in document["paths"].items():
         lines += [f"## `{path}`", ""]

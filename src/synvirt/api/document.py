@@ -98,6 +98,13 @@ _NOT_FOUND = {"404": {"description": "E_MIG_NOT_FOUND: there is no such object"}
 _CONFLICT = {"409": {"description": "E_MIG_CONFLICT: the request does not fit the job's present state"}}
 
 
+_CHANGED = {
+    "412": {
+        "description": "E_MIG_CONFLICT (/backup: E_BAK_CONFLICT): it was changed since the answer whose ETag is in `If-Match`; "
+        "nothing was changed now"
+    }
+}
+_ETAG = {"ETag": {"description": "of what is stored, for `If-Match`", "schema": {"type": "string"}}}
 _LOCATION = {"Location": {"description": "the path of the new object", "schema": {"type": "string"}}}
 # Of a route's own `responses`: what was begun has a path of its own, at which its state is (RFC 9110 section 15.3.3).
 BEGUN: dict[int | str, dict[str, Any]] = {202: {"headers": _LOCATION}}
@@ -123,6 +130,9 @@ def described(app: FastAPI, *, api_prefix: str) -> dict[str, Any]:
         for method, operation in operations.items():
             guarded = path.startswith(api_prefix)
             _complete(operation, method, path, guarded=guarded)
+            if any(one["name"] == "If-Match" for one in operation.get("parameters", [])):
+                operation["responses"]["412"] = _CHANGED["412"] | _PROBLEM
+                operations["get"]["responses"]["200"]["headers"] = _ETAG
             if guarded and not path.startswith(f"{api_prefix}{_OF_PEERS}"):
                 beneath = path.removeprefix(api_prefix.removesuffix("/api/v1"))
                 operation["x-required-role"] = str(needed_role(method.upper(), beneath))

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from synvirt.api.tags import BackupChangedMeanwhile, ChangedMeanwhile
 from synvirt.errors import (
     BackupBadRequest,
     BackupConflict,
@@ -199,6 +200,7 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
     InvalidPlan: BackupBadRequest,
     NotFound: BackupNotFound,
     Conflict: BackupConflict,
+    ChangedMeanwhile: BackupChangedMeanwhile,
     Internal: BackupInternal,
     Unauthorized: BackupUnauthorized,
     Forbidden: BackupForbidden,

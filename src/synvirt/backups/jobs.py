@@ -1,5 +1,6 @@
 """Backup jobs as data: what they back up, when the schedule runs them, and their last run."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -45,6 +46,15 @@ class Jobs:
         """Writes the job, and returns it as shown."""
         self._rows.put_all([self.row(job)], host=self._host)
         return _shown(job)
+
+    def change(self, job_id: UUID, asked: BackupJobChange, check: Callable[[BackupJob], None]) -> BackupJob:
+        """Checks and changes the job in one transaction, and returns it as shown. BackupNotFound."""
+
+        def change(job: BackupJob) -> BackupJob:
+            check(job)
+            return changed(job, asked)
+
+        return _shown(self._rows.change("job", job_id, BackupJob, change, host=self._host))
 
     def forget_run(self, run_id: UUID) -> None:
         """A job whose last run it is has none until it runs again: its schedule goes by `scheduled_to`, and an earlier run must

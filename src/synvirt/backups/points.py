@@ -72,7 +72,11 @@ class Points:
 
     def change(self, point_id: UUID, **fields: object) -> RestorePoint:
         """Writes these fields, in one transaction. BackupNotFound: the point was removed, and stays so."""
-        return self._rows.change("point", point_id, RestorePoint, fields, host=self._host)
+
+        def changed(point: RestorePoint) -> RestorePoint:
+            return point.model_copy(update=fields)
+
+        return self._rows.change("point", point_id, RestorePoint, changed, host=self._host)
 
     def forget(self, point_id: UUID) -> None:
         """Idempotent. The point stays in its repository."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from threading import Lock
 from uuid import UUID
 
 from synvirt.backups.model import BackupJob, PointFate, RestorePoint
@@ -53,6 +54,7 @@ class Retiring:
         in_use: Callable[[], Collection[UUID]] = tuple,
     ) -> None:
         self._repositories, self._points, self._remove, self._in_use = repositories, points, remove, in_use
+        self._protecting: dict[UUID, Lock] = defaultdict(Lock)
 
     def planned(self, job: BackupJob, retention: Retention | None = None, *, vm_id: str | None = None) -> list[PointFate]:
         """What `retention`, by default the job's own, would remove now."""
@@ -77,3 +79,14 @@ class Retiring:
         if refused is not None:
             raise refused
         return planned
+
+    def protect(self, point_id: UUID, check: Callable[[RestorePoint], None], *, protected: bool) -> RestorePoint:
+        """Protects a point, or ends that. The repository stores it: so another host that uses the repository does not remove
+        the point either. `check`: raises, where the point as it is stays. BackupNotFound."""
+        repository_id = self._points.get(point_id).repository_id
+        # One after the other: the repository and the store have no common transaction. A server that hangs stops only the
+        # protections in its own repository.
+        with self._protecting[repository_id]:
+            check(self._points.get(point_id))
+            self._repositories.opened(repository_id).keep(point_id, kept=protected)
+            return self._points.change(point_id, protected=protected)

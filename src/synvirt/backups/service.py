@@ -306,11 +306,9 @@ class Backups:
         if "vm_ids" in asked.model_fields_set and asked.vm_ids != job.vm_ids:
             self._check_guests(asked.vm_ids)
         with self.runs.lock:
-            job = self.job(job_id)
-            check(job)
-            if "name" in asked.model_fields_set and asked.name != job.name:
+            if "name" in asked.model_fields_set and asked.name != self.job(job_id).name:
                 self._check_name(asked.name)
-            return self._jobs.put(of_jobs.changed(job, asked))
+            return self._jobs.change(job_id, asked, check)
 
     def remove_job(self, job_id: UUID) -> None:
         """Its restore points stay. BackupConflict, while it runs."""
@@ -422,11 +420,11 @@ class Backups:
         finally:
             self._leaving.discard(point_id)
 
-    def protect(self, point_id: UUID, asked: RestorePointChange) -> RestorePoint:
-        """The repository stores it: so another host that uses the repository does not remove the point either."""
-        point = self.points.get(point_id)
-        self.repositories.opened(point.repository_id).keep(point_id, kept=asked.protected)
-        return self.points.change(point_id, protected=asked.protected)
+    def protect(
+        self, point_id: UUID, asked: RestorePointChange, *, check: Callable[[RestorePoint], None] = lambda point: None
+    ) -> RestorePoint:
+        """Protects a point, or ends that. `check`: raises, where the point as it is stays."""
+        return self.retiring.protect(point_id, check, protected=asked.protected)
 
     def verify(self, point_id: UUID) -> BackupRun:
         """Begins a run that reads every chunk of a restore point."""

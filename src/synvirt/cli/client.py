@@ -132,18 +132,27 @@ class Client(AbstractContextManager["Client"]):
         # Not an empty dictionary: given one, httpx drops the parameters that the path has.
         return self._asked(method, _under(path), json=json, params=_given(params or {}) or None)
 
+    def edit(self, method: str, path: str, change: Callable[[Any], Any]) -> str:
+        """Reads what is at the path, and sends back what `change` makes of it. Conflict, where it was changed in between."""
+        read = self._request("GET", _under(path))
+        tag = read.headers.get("ETag")  # an earlier version of the service gives none
+        body = change(json.loads(self._answer(read)))
+        return self._asked(method, _under(path), json=body, headers=None if tag is None else {"If-Match": tag})
+
     def health(self) -> str:
         """The answer of GET /healthz, which is at the root of the service's address, with any {base_url}."""
         return self._asked("GET", str(self._http.base_url.copy_with(raw_path=b"/healthz")))
 
     def _asked(self, method: str, url: str, **content: Any) -> str:
+        return self._answer(self._request(method, url, **content))
+
+    def _request(self, method: str, url: str, **content: Any) -> httpx.Response:
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._knock()
         try:
-            response = self._http.request(method, url, timeout=timeout, **content)
+            return self._http.request(method, url, timeout=timeout, **content)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        return self._answer(response)
 
     def send(self, path: str, content: bytes, *, params: dict[str, Any]) -> str:
         """POST of a file, with parameters as in `ask`. The service reads it at once and asks its sources about it: that may

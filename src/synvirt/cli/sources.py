@@ -178,18 +178,18 @@ def change(
 
     Example: synvirt sources change lab --name dc1
     """
-    import json
-
     body: dict[str, Any] = {key: value for key, value in (("name", name), ("endpoint", endpoint)) if value is not None}
     if credentials := access.credentials():
         body["credentials"] = credentials
     platform = access.platform_options()
+
+    def changed(before: dict[str, Any]) -> dict[str, Any]:
+        given = (before["options"] | platform).items()
+        return body | {"options": {name: value for name, value in given if value not in (None, "")}}
+
     with options.connect() as client:
-        id_ = source_id(client, source)
-        if platform:
-            before = json.loads(client.ask("GET", f"/sources/{id_}"))["options"]
-            body["options"] = {name: value for name, value in (before | platform).items() if value not in (None, "")}
-        answer = client.ask("PATCH", f"/sources/{id_}", json=body)
+        path = f"/sources/{source_id(client, source)}"
+        answer = client.edit("PATCH", path, changed) if platform else client.ask("PATCH", path, json=body)
     print(answer if options.json else f"Source {shown(source)} is changed")
 
 

@@ -91,9 +91,16 @@ class Waves:
             self.rows.add_all(new)
         return made
 
-    def replace(self, wave_id: UUID, asked: WaveRequest, *, seen: Wave | None = None) -> Wave:
+    def replace(
+        self,
+        wave_id: UUID,
+        asked: WaveRequest,
+        *,
+        seen: Wave | None = None,
+        check: Callable[[WaveRow, Sequence[MemberRow]], None] | None = None,
+    ) -> Wave:
         """Replaces a draft; Conflict, if it is no draft any more. `seen`: the draft that `asked` was made from. Its webhooks
-        stay; Conflict, if more than its members was changed since."""
+        stay; Conflict, if more than its members was changed since. `check`: raises, where the draft as it is stays."""
         self._check(asked)
         rows = [new_row(member) for member in asked.members]
         event = wave_event(wave_of(self.rows.get(wave_id)))
@@ -107,7 +114,7 @@ class Waves:
                 return _made(asked, wave_id).model_copy(update=kept | {"hooks": shown if seen is None else before.hooks})
 
             new = sealed if seen is None else None
-            return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, event=event, hooks=new)
+            return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, event=event, hooks=new, check=check)
 
     def _check(self, asked: WaveRequest) -> None:
         check(asked)

@@ -113,15 +113,15 @@ class BackupRows:
                 if row.announced:
                     OF_RUNS.add(db, row.id, document, version, host=host)
 
-    def change(self, kind: Kind, id_: UUID, model: type[D], fields: Mapping[str, object], *, host: str) -> D:
-        """Changes these fields of a document; what others change at the same time is not lost. BackupNotFound, Unreadable."""
+    def change(self, kind: Kind, id_: UUID, model: type[D], change: Callable[[D], D], *, host: str) -> D:
+        """Changes a document; what others change at the same time is not lost. BackupNotFound, Unreadable."""
         with self._writing() as db:
             same = {"of_id": str(id_), "of_host": host, "of_kind": kind}
             before = db.execute(_LOCKED_DOCUMENT, same).first()
             if before is None:
                 raise not_listed(_NOUNS.get(kind, f"backup {kind}"), id_, BackupNotFound)
             known = parsed(model, before.document, before.version)
-            changed = known.model_copy(update=dict(fields))
+            changed = change(known)
             document, version = rewritten(before.document, known, changed), version_after(before.version)
             db.execute(_REWRITE, {**same, "document": document, "version": version})
         return changed

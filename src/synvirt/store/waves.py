@@ -208,13 +208,17 @@ class WaveRows:
         members: Sequence[MemberRow],
         event: str,
         hooks: Sequence[SealedHook] | None = None,
+        check: Callable[[WaveRow, Sequence[MemberRow]], None] | None = None,
     ) -> M:
-        """Replaces the wave and its members. `hooks`: None keeps the present ones. Conflict, where it is not in `expected` any
-        more."""
+        """Replaces the wave and its members. `hooks`: None keeps the present ones. `check`: raises, where the wave as it is
+        stays. Conflict, where it is not in `expected` any more."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state != expected:
                 raise Conflict(f"wave {wave_id} is {row.state}, not {expected}", hint="make another wave")
+            if check is not None:
+                found = db.execute(_MEMBERS, {"wave": str(wave_id), "after": -1}).all()
+                check(WaveRow(row.number, wave_id, row.state, row.document, row.version), [_member(one) for one in found])
             before = parsed(model, row.document, row.version)
             after = change(before)
             _rewrite(db, row, before, after)

@@ -135,13 +135,17 @@ class SourcePages:
         # An unchanged address is left out, as a changed one would need the credentials.
         if wanted.get("endpoint") == source.endpoint:
             del wanted["endpoint"]
+
+        def check(found: Source, _sealed: bytes) -> None:
+            refuse_overtaken(_Filled.of(takes, found).seen, form)
+
         try:
             refuse_overtaken(filled.seen, form)
             change = judged(SourceChange, wanted)
             if "credentials" in wanted:
                 judged(takes.credentials, wanted["credentials"], "credentials.")
             judged(takes.options, wanted["options"], "options.")
-            self._sources.change(source_id, change, check=lambda found: refuse_overtaken(_Filled.of(takes, found).seen, form))
+            self._sources.change(source_id, change, check=check)
         except SynvirtError as error:
             return self._form(source.kind, source, filled.typed(form, error), error)
         return self._pages.see(f"/sources/{source_id}")

@@ -17,6 +17,7 @@ from synvirt.api.routes.peer import peer_router
 from synvirt.api.routing import Routes
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
+from synvirt.api.tags import IfMatch, Tags
 from synvirt.backups.model import (
     BackupJob,
     BackupJobChange,
@@ -249,15 +250,17 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
         return BackupJobPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/jobs/{job_id}", response_model=BackupJob)
-    def load_backup_job(job_id: UUID) -> BackupJob:
+    def load_backup_job(job_id: UUID, tags: Tags) -> BackupJob:
         """Load one backup job."""
-        return backups.job(job_id)
+        return tags(backups.job(job_id))
 
     @router.patch("/jobs/{job_id}", response_model=BackupJob, openapi_extra=documented(BackupJobChange))
-    def change_backup_job(job_id: UUID, change: Annotated[BackupJobChange, Depends(json_body(BackupJobChange))]) -> BackupJob:
+    def change_backup_job(
+        job_id: UUID, change: Annotated[BackupJobChange, Depends(json_body(BackupJobChange))], tags: IfMatch
+    ) -> BackupJob:
         """Change a backup job: what is not sent stays as it is. A run that is under way goes on as it began. Retention that
         keeps less removes restore points at the next run's end: that needs the role admin (403)."""
-        return backups.change_job(job_id, change)
+        return backups.change_job(job_id, change, check=tags.check)
 
     @router.delete("/jobs/{job_id}", status_code=204)
     def remove_backup_job(job_id: UUID) -> None:
@@ -361,16 +364,16 @@ def _points(router: APIRouter, backups: Backups) -> None:
         return RestorePointPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/restore-points/{point_id}", response_model=RestorePoint)
-    def load_restore_point(point_id: UUID) -> RestorePoint:
+    def load_restore_point(point_id: UUID, tags: Tags) -> RestorePoint:
         """Load one restore point."""
-        return backups.points.get(point_id)
+        return tags(backups.points.get(point_id))
 
     @router.patch("/restore-points/{point_id}", response_model=RestorePoint, openapi_extra=documented(RestorePointChange))
     def protect_restore_point(
-        point_id: UUID, change: Annotated[RestorePointChange, Depends(json_body(RestorePointChange))]
+        point_id: UUID, change: Annotated[RestorePointChange, Depends(json_body(RestorePointChange))], tags: IfMatch
     ) -> RestorePoint:
         """Protect a restore point from retention and removal, or take the protection off it."""
-        return backups.protect(point_id, change)
+        return backups.protect(point_id, change, check=tags.check)
 
     @router.delete("/restore-points/{point_id}", status_code=204)
     def remove_restore_point(point_id: UUID) -> None:

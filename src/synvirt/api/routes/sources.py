@@ -14,6 +14,7 @@ from synvirt.api.document import problem_described
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.routing import Routes
+from synvirt.api.tags import IfMatch, Tags
 from synvirt.live import VmRow
 from synvirt.migrations.sources.registered import Sources
 from synvirt.model.machine import VmManifest
@@ -81,14 +82,16 @@ def sources_router(sources: Sources) -> APIRouter:
         return SourcePage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/sources/{source_id}", response_model=Source)
-    def load_source(source_id: UUID) -> Source:
+    def load_source(source_id: UUID, tags: Tags) -> Source:
         """Load one source."""
-        return sources.get(source_id)
+        return tags(*sources.stored(source_id))
 
     @router.patch("/sources/{source_id}", response_model=Source, openapi_extra=documented(SourceChange))
-    def change_source(source_id: UUID, change: Annotated[SourceChange, Depends(json_body(SourceChange))]) -> Source:
+    def change_source(
+        source_id: UUID, change: Annotated[SourceChange, Depends(json_body(SourceChange))], tags: IfMatch
+    ) -> Source:
         """Change a source: rename it, pin its certificate, give it new credentials."""
-        return sources.change(source_id, change)
+        return sources.change(source_id, change, check=tags.check)
 
     @router.delete("/sources/{source_id}", status_code=204)
     def remove_source(source_id: UUID) -> None:

@@ -1,6 +1,6 @@
 """{base_url}/api/v1/waves: make waves, start them, hold them, give members back. All of it blocks, and runs in threads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ from synvirt.api.received import bounded, documented, json_body, optional_json_b
 from synvirt.api.routing import Routes
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
+from synvirt.api.tags import IfMatch, tag_of_parts
 from synvirt.errors import NotFound, UnsupportedMediaType
 from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
 from synvirt.fleet.model import (
@@ -47,7 +48,7 @@ from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from synvirt.store import Event
 from synvirt.store.documents import Unreadable
-from synvirt.store.waves import WaveRows
+from synvirt.store.waves import MemberRow, WaveRow, WaveRows
 
 MEMBERS_LIMIT = 10_000
 # Ten thousand members with plans of 2 KiB, and as much again.
@@ -229,10 +230,12 @@ def _one(router: APIRouter, waves: Waves) -> None:
 
     @router.put("/{wave_id:uuid}", response_model=Wave, openapi_extra=documented(WaveRequest), responses=begun)
     def replace_wave(
-        wave_id: UUID, wave: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))]
+        wave_id: UUID,
+        wave: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+        tags: IfMatch,
     ) -> Response:
         """Replace a draft. 409 once it has begun."""
-        waves.replace(wave_id, wave)
+        waves.replace(wave_id, wave, check=lambda row, members: tags.check_tag(_tag(row, members)))
         return _whole(waves, wave_id)
 
     @router.delete("/{wave_id:uuid}", status_code=204)
@@ -448,12 +451,15 @@ def _no_figures(_id: UUID, _state: Any, _progress: Progress) -> Model:
 
 def _whole(waves: Waves, wave_id: UUID, *, status: int = 200, location: str | None = None) -> Response:
     row, members = waves.load(wave_id)
-    headers = None if location is None else {"Location": location}
-
+    headers = {"ETag": _tag(row, members)} | ({} if location is None else {"Location": location})
     pieces = (piece.encode() for piece in wave_json(row, members))
     # Before the answer begins: a wave that cannot be read is an error, not half an answer.
     head = next(pieces)
     return StreamingResponse(chain((head,), pieces), status_code=status, media_type="application/json", headers=headers)
+
+
+def _tag(row: WaveRow, members: Sequence[MemberRow]) -> str:
+    return tag_of_parts(wave_json(row, members))
 
 
 def _summary(waves: Waves, wave: Wave) -> WaveSummary:

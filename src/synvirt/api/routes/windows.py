@@ -8,6 +8,7 @@ from synvirt.api.document import problem_described
 from synvirt.api.paging import PAGE_LIMIT, LastName, Limit, Sought, named_page
 from synvirt.api.received import documented, json_body
 from synvirt.api.routing import Routes
+from synvirt.api.tags import IfMatch, Tags
 from synvirt.errors import BadRequest, InvalidPlan
 from synvirt.migrations.planning.openings import shown
 from synvirt.migrations.planning.windows import check
@@ -43,18 +44,23 @@ def windows_router(rows: WindowRows) -> APIRouter:
         return WindowPage(items=tuple(shown(one, now()) for one in found), next_cursor=following)
 
     @router.get("/{window_id}", response_model=WindowShown)
-    def load_window(window_id: Sought) -> WindowShown:
+    def load_window(window_id: Sought, tags: Tags) -> WindowShown:
         """Load one window."""
-        return shown(rows.get(window_id), now())
+        return shown(tags(rows.get(window_id)), now())
 
     @router.put("/{window_id}", response_model=WindowShown, openapi_extra=documented(Window))
-    def change_window(window_id: Sought, window: _BODY) -> WindowShown:
+    def change_window(window_id: Sought, window: _BODY, tags: IfMatch) -> WindowShown:
         """Change a window; its id stays. Jobs that name it go by the new times at once. A cut-over that is then outside of it
         is rolled back."""
         if window.id != window_id:
             raise BadRequest(f"id: is {window.id}, and the window is {window_id}", hint="a window keeps its id")
         refuse_impossible(window)
-        return shown(rows.change(window_id, lambda before: window), now())
+
+        def changed(before: Window) -> Window:
+            tags.check(before)
+            return window
+
+        return shown(rows.change(window_id, changed), now())
 
     @router.delete(
         "/{window_id}",

@@ -107,14 +107,13 @@ def change(
 
     Example: synvirt windows change saturdays --end 2026-11-29T05:00:00
     """
-    import json
+    given = _given(name=name, start=start, end=end, zone=zone, rule=rule, lockout=lockout)
 
-    path = f"/windows/{segment(window)}"
+    def changed(before: dict[str, Any]) -> dict[str, Any]:
+        return {key: before[key] for key in ("id", "name", "timezone", "rrule", "start", "end", "lockouts")} | given
+
     with options.connect() as client:
-        before = json.loads(client.ask("GET", path))
-        kept = {key: before[key] for key in ("id", "name", "timezone", "rrule", "start", "end", "lockouts")}
-        given = _given(name=name, start=start, end=end, zone=zone, rule=rule, lockout=lockout)
-        answer = client.ask("PUT", path, json=kept | given)
+        answer = client.edit("PUT", f"/windows/{segment(window)}", changed)
     print(answer if options.json else f"Window {shown(window)} is changed")
 
 

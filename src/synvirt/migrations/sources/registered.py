@@ -116,12 +116,22 @@ class Sources:
     def get(self, source_id: UUID) -> Source:
         return self._rows.get(source_id)
 
+    def stored(self, source_id: UUID) -> tuple[Source, bytes]:
+        """The source and its credentials, sealed. NotFound."""
+        return self._rows.opened(source_id)
+
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[Source], int | None]:
         return self._rows.page(limit=limit, cursor=cursor)
 
-    def change(self, source_id: UUID, asked: SourceChange, *, check: Callable[[Source], None] = lambda source: None) -> Source:
+    def change(
+        self,
+        source_id: UUID,
+        asked: SourceChange,
+        *,
+        check: Callable[[Source, bytes], None] = lambda source, sealed: None,
+    ) -> Source:
         """Changes a source. If the endpoint, login or certificate changes, the result of the old test is removed. `check`:
-        raises, where the source as it is must not be changed so."""
+        raises, where the source and its sealed credentials, as they are, must not be changed so."""
         if asked.endpoint is not None and asked.credentials is None:
             raise BadRequest(
                 "credentials: are required with another endpoint", hint="what was sealed for one host is not sent to another"
@@ -129,7 +139,7 @@ class Sources:
         fields = asked.model_dump(exclude={"credentials"}, exclude_unset=True, exclude_none=True)
 
         def changed(before: Source, sealed: bytes) -> tuple[Source, bytes]:
-            check(before)
+            check(before, sealed)
             stale: dict[str, object] = {"last_test": None, "rates": {}} if set(fields) - {"name"} else {}
             after = before.model_copy(update={**fields, **stale})
             secrets = self._opened(source_id, sealed) if asked.credentials is None else _revealed(asked.credentials)
