@@ -5,6 +5,8 @@ import threading
 from pathlib import Path
 from uuid import UUID
 
+import pytest
+
 from synvirt.fleet.waves import change_members
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
@@ -160,3 +162,24 @@ def test_why_a_job_cannot_be_rehearsed_is_said(run: Run, service: Service) -> No
     done = run("rehearse", job.id)
     assert done.exit_code == 1
     assert "it copies cold" in done.stderr
+
+
+def test_who_stops_waiting_is_told_that_the_rehearsals_go_on(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("synvirt.cli.rehearsals._until_its_end", interrupted)
+    known = VmManifest(vm_id="vm", name="vm")
+    for command, count in ((["rehearse"], 1), (["rehearse", "--json"], 1), (["rehearsals", "together"], 2)):
+        jobs = [held(service).id for _ in range(count)]
+        for job_id in jobs:
+            service.store.change(job_id, State.DELTA_SYNCING, lambda one: one.model_copy(update={"manifest": known}))
+        done = run(*command, *jobs)
+        told = done.stderr if "--json" in command else done.stdout
+        assert done.exit_code == 130
+        for job_id in jobs:
+            (found,) = service.store.rehearsals.of(job_id)
+            assert f"synvirt rehearsals show {job_id} {found.id}" in told
+            assert f"synvirt rehearsals cancel {job_id} {found.id}" in told

@@ -8,7 +8,7 @@ import typer
 
 from synvirt.cli.listing import Cursor, Limit, Listed, at, full_id, id_of, print_page, print_table
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import FAILED, shown
+from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
@@ -53,7 +53,7 @@ def rehearse(
             "POST", f"/migrations/{job_id}/rehearsals", json={"checks": [{**one, "within_s": within_s} for one in asked]}
         )
         if wait:
-            answer = _until_its_end(client, job_id, answer, say=not options.json)
+            (answer,) = _until_their_end(options, client, [json.loads(answer)])
     found = json.loads(answer)
     if options.json:
         print(answer)
@@ -113,8 +113,7 @@ def together(
         answer = client.ask("POST", "/rehearsals", json=body)
         found = json.loads(answer)["items"]
         if wait:
-            ended = [_until_its_end(client, one["migration_id"], json.dumps(one), say=not options.json) for one in found]
-            found = [json.loads(one) for one in ended]
+            found = [json.loads(one) for one in _until_their_end(options, client, found)]
     if options.json:
         print(json.dumps({"items": found, "next_cursor": None}))
     for one in found if not options.json else ():
@@ -148,6 +147,23 @@ def _checks_of_jobs(
             except ValueError as error:
                 raise typer.BadParameter(f"{text!r}: {error}") from error
     return found
+
+
+def _until_their_end(options: Options, client: "Client", begun: list[dict[str, Any]]) -> list[str]:
+    """Waits for these rehearsals, and gives them as they ended. Ctrl-C stops the waiting, not the rehearsals."""
+    import json
+
+    try:
+        return [_until_its_end(client, one["migration_id"], json.dumps(one), say=not options.json) for one in begun]
+    except KeyboardInterrupt:
+        for one in begun:
+            job_id, id_ = one["migration_id"], one["id"]
+            say(
+                f"Rehearsal {id_} goes on, unless it has ended. See it: synvirt rehearsals show {job_id} {id_}. "
+                f"End it: synvirt rehearsals cancel {job_id} {id_}",
+                as_json=options.json,
+            )
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _until_its_end(client: "Client", job_id: str, answer: str, *, say: bool) -> str:
