@@ -1,4 +1,4 @@
-"""A worker that ended by itself, as one does whose service stood still: what was written to it afterwards."""
+"""Workers that end as no order says: one whose service stood still, and one that the kernel keeps."""
 
 import asyncio
 import gc
@@ -8,7 +8,9 @@ import signal
 from typing import Any
 
 import pytest
+import structlog
 
+from synvirt.jobs import process
 from synvirt.jobs.process import started
 from synvirt.jobs.wire import Flushed
 
@@ -35,3 +37,25 @@ def test_a_write_that_finds_it_gone_leaves_no_error_that_nobody_looked_at() -> N
     asyncio.run(stand_still())
     gc.collect()
     assert unseen == []
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_worker_that_the_kernel_keeps_is_named_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it waits for a file system that does not answer. The fake outlives SIGKILL."""
+    monkeypatch.setattr(process, "STOP_GRACE_S", 0)
+    asked: list[str] = []
+
+    class Kept:
+        pid = 4711
+
+        def terminate(self) -> None:
+            asked.append("terminate")
+
+        def kill(self) -> None:
+            asked.append("kill")
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(process._end_when(lambda: True, Kept()))  # type: ignore[arg-type]
+    assert asked == ["terminate", "kill"]
+    assert [(one["log_level"], one["pid"]) for one in logs] == [("warning", 4711)]
+    assert "umount -f" in logs[0]["hint"]

@@ -197,3 +197,10 @@ async def _end_when(stopped: Callable[[], bool], child: asyncio.subprocess.Proce
         child.terminate()
         await asyncio.sleep(STOP_GRACE_S)
         child.kill()
+        # Whoever waits for its end cancels this. Nothing can be removed before, as it may still write.
+        await asyncio.sleep(STOP_GRACE_S)
+        log.warning(
+            "a killed worker has not ended: the kernel waits for a file system that does not answer",
+            pid=child.pid,
+            hint="it ends when the server answers, or after `umount -f` of that mount; then the job ends",
+        )
