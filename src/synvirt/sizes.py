@@ -16,12 +16,12 @@ def exact_size(count: int) -> str:
 
 
 def sized(count: float) -> str:
-    """A size with its unit: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < KIB:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= KIB
-    return f"{count:.1f} TiB"
+    """A size with its unit: `1.5 GiB`, from 100 on without a fraction: `512 GiB`."""
+    units = iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while count >= KIB and unit != "TiB":
+        count, unit = count / KIB, next(units)
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
 
 
 def percent(done: int, total: int) -> int:

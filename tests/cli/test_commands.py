@@ -306,7 +306,7 @@ def test_show_says_what_a_sample_would_have_seen_and_what_a_source_lost(service:
     update = {"mode_effective": Mode.WARM, "passes": (sampled, compared), "distrusted": lost}
     service.store.change(job.id, State.QUEUED, lambda one: one.model_copy(update=update))
     reported = run("migrations", "show", job.id).stdout
-    assert "256.0 KiB of the unchanged compared (sees with 99 % certainty that 13.40% or more were lost)\n" in reported
+    assert "256 KiB of the unchanged compared (sees with 99 % certainty that 13.40% or more were lost)\n" in reported
     assert "80.0 MiB of the unchanged compared (all)\n" in reported
     assert ["lost", lost] in [line.split(maxsplit=1) for line in reported.splitlines()]
 

@@ -83,7 +83,7 @@ def test_a_table_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, 
         id_,
         "a guest of a long name indeed, of a department",
         "CopyingFull",
-        "123.4 GiB of 567.8 GiB",
+        "123 GiB of 568 GiB",
         "2026-01-02 03:04:05",
     )
     monkeypatch.setattr(Console, "is_terminal", True)
@@ -93,7 +93,7 @@ def test_a_table_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, 
     lines = [re.sub(r"\x1b\[\d+m", "", line) for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith(f"{id_[:8]} ")
-    assert "123.4 GiB of 567.8 GiB" in lines[1]
+    assert "123 GiB of 568 GiB" in lines[1]
     assert "2026-01-02 03:04:05" in lines[1]
     monkeypatch.setenv("COLUMNS", "200")
     listing.print_table(("ID", "NAME", "STATE", "DONE", "CREATED"), [row])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from synvirt.model.kinds import LiveKind, OfflineKind, State
 from synvirt.model.problems import Problem
 from synvirt.model.rehearsal import RehearsalState
-from synvirt.sizes import KIB
+from synvirt.sizes import sized
 
 STATES: dict[State, str] = {
     State.QUEUED: "Queued",
@@ -99,15 +99,8 @@ def problem_tone(problem: Problem) -> str:
 
 
 def size(count: float | None) -> str:
-    """A size with its unit: `1.5 GiB`; a dash, if it is not known."""
-    if count is None:
-        return "–"
-    amount, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < KIB or unit == "TiB":
-            break
-        amount /= KIB
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+    """A size in words; a dash, if it is not known."""
+    return "–" if count is None else sized(count)
 
 
 def rate(bps: float) -> str:

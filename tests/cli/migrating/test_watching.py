@@ -91,7 +91,7 @@ def test_a_job_that_completes(service: Service, run: Run, ova: str, seen: Callab
     figures = [line for line in lines if "%" in line]
     assert 3 <= len(figures) <= 11
     assert figures[0].startswith("CopyingFull  ")
-    assert figures[-1].endswith("10.0 GiB of 10.0 GiB, 953.7 MiB/s")
+    assert figures[-1].endswith("10.0 GiB of 10.0 GiB, 954 MiB/s")
 
 
 def test_a_job_that_is_held_says_how_it_goes_on_and_claims_no_speed() -> None:
@@ -300,7 +300,8 @@ def test_a_note_that_is_not_fatal_is_reported_once(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (3 << 50, "3072.0 TiB")]
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (100 << 30, "100 GiB"), (3 << 50, "3072 TiB")],
 )
 def test_sizes(count: int, text: str) -> None:
     assert sized(count) == text
