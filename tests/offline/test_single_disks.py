@@ -1,5 +1,7 @@
 """VHDX, qcow2 and VMDK by themselves: what is known, what is assumed, and chains of them."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,11 @@ from synvirt.disks import open_reader
 from synvirt.errors import HostPathRejected, UnsupportedFormat
 from synvirt.model.machine import VmManifest
 from synvirt.offline.registry import detect
+from synvirt.offline.single.children import children_beside
 from synvirt.sizes import GIB, MIB
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
+from tests.disks.vhd import vhdx_images
 from tests.disks.vmdk.vmdk_images import SE_SPARSE
 from tests.offline import appliances
 from tests.offline.test_partitions import BASIC, ESP, LINUX, RESERVED, disk
@@ -103,6 +107,55 @@ def _overlay(path: Path, backing: str) -> Path:
     ]
     programs.run(argv, timeout_s=30)
     return path
+
+
+def _checkpoint(path: Path, parent: str) -> None:
+    """As Hyper-V writes one: its locator has the parent's place on the machine that made it."""
+    raw, under = path.with_suffix(".raw"), path.with_suffix(".under")
+    under.write_bytes(bytes(appliances.DISK_BYTES))
+    locator = (("relative_path", f".\\{parent}"), ("absolute_win32_path", f"C:\\VMs\\{parent}"))
+    vhdx_images.write(vhdx_images.Vhdx(appliances.DISK_BYTES, locator=locator), path, raw=raw, parent_raw=under)
+
+
+def _snapshot(path: Path, parent: str) -> None:
+    lines = ["# Disk DescriptorFile", "version=1", "CID=1", "parentCID=2", f'parentFileNameHint="/vmfs/volumes/a/{parent}"']
+    path.write_text("\n".join([*lines, 'createType="vmfsSparse"', 'RW 1 VMFSSPARSE "d.vmdk"', ""]))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("image_format", "child", "make"),
+    [
+        ("vhdx", "web_4D5E.avhdx", _checkpoint),
+        ("vmdk", "web-000001.vmdk", _snapshot),
+        ("qcow2", "web.snap1", _overlay),
+    ],
+)
+def test_who_imports_a_parent_is_told_of_its_children(
+    image_format: str, child: str, make: Callable[[Path, str], object], tmp_path: Path
+) -> None:
+    path = appliances.image(tmp_path, f"web.{image_format}", image_format, appliances.raw_disk())
+    make(tmp_path / f"other-{child}", f"another.{image_format}")
+    os.mkfifo(tmp_path / "web.fifo")
+    for length in (0, 8, 600, 70_000):
+        (tmp_path / f"web.{length}").write_bytes(path.read_bytes()[:length])
+    assert "disk-newer-files:disk0" not in concern_ids(inspected(path))
+    make(tmp_path / child, path.name)
+    (found,) = (one for one in inspected(path).concerns if one.id == "disk-newer-files:disk0")
+    assert found.category == "Warning"
+    assert f" {child}. " in found.assessment
+    assert children_beside(tmp_path / child, tmp_path) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_folder_of_many_files_is_looked_at_within_bounds(tmp_path: Path) -> None:
+    path = appliances.image(tmp_path, "web.qcow2", "qcow2", appliances.raw_disk())
+    for number in range(300):
+        (tmp_path / f"{number}.qcow2").write_bytes(path.read_bytes()[: 64 << 10])
+    _overlay(tmp_path / "web.snap1", path.name)
+    with bytes_read() as count:
+        assert "disk-newer-files:disk0" in concern_ids(inspected(path))
+    assert count.bytes < 4 << 20
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import posixpath
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from synvirt.blocks import DiskReader
@@ -76,15 +77,16 @@ def is_folder(root: Root, path: Path) -> bool:
     return path == Path() if isinstance(root, Remote) else path.is_dir()
 
 
-def listed(root: Root, path: Path) -> list[str] | None:
-    """The names in a folder, in no order; None, where its place cannot list (HTTP). OSError."""
+def listed(root: Root, path: Path, most: int | None = None) -> list[str] | None:
+    """The names in a folder, in no order, `most` of them; None, where its place cannot list (HTTP). OSError."""
     if isinstance(root, Remote):
         from synvirt.remote.reading import names
 
         inner = "" if path == Path() else str(path)
         found = names(root, inner)
-        return None if found is None else [PurePosixPath(name).name for name in found]
-    return [entry.name for entry in path.iterdir()]
+        return None if found is None else [PurePosixPath(name).name for name in found[:most]]
+    with os.scandir(path) as entries:
+        return [entry.name for entry in islice(entries, most)]
 
 
 def raw_spec(root: Root, path: Path, offset: int = 0, length: int | None = None) -> RawSpec:

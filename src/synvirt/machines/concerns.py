@@ -333,6 +333,17 @@ def disk_snapshots(key: str, count: int) -> Concern:
     )
 
 
+def newer_files(key: str, names: Sequence[str]) -> Concern:
+    return Concern(
+        id=f"disk-newer-files:{key}",
+        category="Warning",
+        label="Newer files of the disk are not imported",
+        assessment=f"The file of disk {key} is the parent of {in_short(names)}. What was written since that snapshot or "
+        "checkpoint was made is not imported.",
+        remedy="Import the newest file of the chain by its own path, unless you want this older state.",
+    )
+
+
 def suspended() -> Concern:
     return Concern(
         id="suspended",

@@ -121,6 +121,16 @@ class Header(NamedTuple):
         return -(-self.size // (self.cluster_size * self.l2_entries))
 
 
+def read_backing_name(over: DiskReader, name: str) -> str | None:
+    """The name of the image's backing file: no more of the file is read. MalformedArchive."""
+    if over.size < V2_HEADER_BYTES:
+        raise MalformedArchive(f"{name} is not a qcow2 image: it has only {over.size} bytes")
+    offset, length = _V2.unpack(bytes_of(over, 0, V2_HEADER_BYTES))[2:4]
+    if not 0 < length <= _BACKING_NAME_MAX or not 0 < offset <= over.size - length:
+        return None
+    return _text(bytes_of(over, offset, length), f"{name}: backing file")
+
+
 def read_header(over: DiskReader, name: str, *, encrypted_too: bool = False) -> Header:
     """The header of the image in `over`. MalformedArchive or UnsupportedFormat names the field and the error.  `encrypted_too`:
     for a caller that can decrypt the image, or wants to know which files it names.

@@ -61,6 +61,8 @@ _FULLY_PRESENT: Final = int(State.FULLY_PRESENT)
 # Bits 20 to 63 are the offset in MiB: masked, they are the offset in bytes. Bits 3 to 19 are reserved; QEMU ignores them too.
 _OFFSET: Final = 0xFFFF_FFFF_FFF0_0000
 _BITMAP_BYTES: Final = MIB
+# Section 2.6.2.6.3: where a locator has a parent's path, and whether that is absolute, in the order in which they are tried.
+PARENT_KEYS: Final = {"relative_path": False, "volume_path": True, "absolute_win32_path": True}
 
 
 class VhdxReader(MappedImage):
@@ -199,8 +201,7 @@ class _Table:
 
 def _open_parent(root: ImageRoot | None, name: str, metadata: Metadata, locator: dict[str, str], chain: Chain) -> VhdxReader:
     """The parent of a differencing image (section 2.6.2.6.3). MalformedArchive, if the found file is another one."""
-    keys = (("relative_path", False), ("volume_path", True), ("absolute_win32_path", True))
-    references = [Reference(locator[key], absolute) for key, absolute in keys if key in locator]
+    references = [Reference(locator[key], absolute) for key, absolute in PARENT_KEYS.items() if key in locator]
     over, parent_name, chain = open_parent(root, name, references, chain)
     try:
         parent = VhdxReader(over, root=root, name=parent_name, chain=chain)

@@ -12,6 +12,7 @@ from synvirt.errors import NotFound
 from synvirt.machines import concerns
 from synvirt.model.machine import Disk, GuestOs, VmManifest
 from synvirt.offline import OpenedDisk, facts_of_disks, files
+from synvirt.offline.single.children import children_beside
 from synvirt.sizes import GIB
 
 DISK_KEY = "disk0"
@@ -34,6 +35,8 @@ def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
     measured = files.measured(disk, lambda _: _spec(path, root, image_format))
     layout = measured.layout
     found = [concerns.assumed_hardware(), *measured.concerns]
+    if newer := children_beside(path, root):
+        found.append(concerns.newer_files(DISK_KEY, newer))
     uefi = layout.firmware == "uefi"
     if uefi:
         found.append(concerns.uefi_state_lost())
