@@ -5,13 +5,14 @@
 An image is read over another reader, the bytes of its file, so any format may be in any other: a VMDK in a tar member is a VMDK
 over a range of a raw file. `open_reader` and `open_writer` in this package open a spec.
 
-Plain data classes: a model of pydantic, such as an order to a worker, may have one as a field. So a copy on
-the command line need not load pydantic. Offsets and lengths are bytes.
+Plain data classes, so that a copy on the command line does not load pydantic, whose models may have them as fields. Offsets and
+lengths are bytes.
 """
 
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
+from synvirt.disks.noted_files import NotedFile
 from synvirt.records import Record, field, record, replace
 from synvirt.remote import Remote
 
@@ -466,13 +467,10 @@ def paths(spec: ReaderSpec) -> list[str]:
     ]
 
 
-def versions(spec: ReaderSpec) -> list[str]:
-    """The remote files that the spec names, each with its version on a line of its own (`disks.raw.changes`)."""
-    return [
-        f"{leaf.remote.url}{leaf.path}\n{leaf.version}"
-        for leaf in _leaves(spec)
-        if leaf.format == "raw" and leaf.remote is not None
-    ]
+def versions(spec: ReaderSpec) -> list[NotedFile]:
+    """The remote files that the spec names, each at its version."""
+    remote = [leaf for leaf in _leaves(spec) if leaf.format == "raw"]
+    return [NotedFile(f"{leaf.remote.url}{leaf.path}", str(leaf.version)) for leaf in remote if leaf.remote is not None]
 
 
 def elsewhere(spec: ReaderSpec) -> bool:

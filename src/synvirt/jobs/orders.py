@@ -65,7 +65,7 @@ class GivenRate(WireModel):
 
 @record
 class SourceFiles(WireModel):
-    """The plain files that a disk is read from, also those that its image names (`disks.raw.changes`)."""
+    """The plain files that a disk is read from, also those that its image names (`disks.noted_files`)."""
 
     key: str
     files: tuple[str, ...]

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Collection
 from pathlib import Path
 
-from synvirt.disks.raw.changes import names_of_changed, noted, version_of
+from synvirt.disks.noted_files import NotedFile, local, names_of_changed, noted
 from synvirt.disks.roots import Root
 from synvirt.disks.specs import paths, versions
 from synvirt.errors import DiskReadFailed, InvalidPlan
@@ -53,7 +53,7 @@ async def refuse_changed(job: Job, disks: list[PassDisk]) -> None:
     """DiskReadFailed, when a source file has changed since the copy began: two halves of two exports are no disk."""
 
     def look() -> dict[str, tuple[str, ...]]:
-        return {disk.key: (*_as_they_are(disk), *versions(disk.reader)) for disk in disks}
+        return {disk.key: tuple(file.text for file in (*_as_they_are(disk), *versions(disk.reader))) for disk in disks}
 
     found = await job.in_thread(look)
     present = tuple(dict.fromkeys(one for each in found.values() for one in each))
@@ -64,7 +64,7 @@ async def refuse_changed(job: Job, disks: list[PassDisk]) -> None:
     if before is None:
         await job.note(files=present)
     elif changed := names_of_changed(before, present):
-        disk_of = {one.rpartition("\n")[0]: f"disk {key}: " for key, each in found.items() for one in each}
+        disk_of = {noted(one).name: f"disk {key}: " for key, each in found.items() for one in each}
         raise DiskReadFailed(
             f"{'; '.join(disk_of.get(name, '') + _shown(name) for name in changed)} was changed or replaced while it was being "
             "imported",
@@ -72,8 +72,8 @@ async def refuse_changed(job: Job, disks: list[PassDisk]) -> None:
         )
 
 
-def _as_they_are(disk: PassDisk) -> list[str]:
-    """Each file of this host, as `disks.raw.changes` notes it. DiskReadFailed, where one is gone."""
+def _as_they_are(disk: PassDisk) -> list[NotedFile]:
+    """Each file of this host. DiskReadFailed, where one is gone."""
     found = []
     for path in paths(disk.reader):
         try:
@@ -83,7 +83,7 @@ def _as_they_are(disk: PassDisk) -> list[str]:
                 f"disk {disk.key}: the source file {Path(path).name} is gone: {error.strerror}",
                 hint="put it back, or mount its file system again, and submit again",
             ) from error
-        found.append(noted(path, version_of(status)))
+        found.append(local(path, status))
     return found
 
 
@@ -91,13 +91,13 @@ def _of_earlier_version(note: str, present: Collection[str]) -> tuple[str, ...]:
     """The files that an earlier version of the service has noted for a job: a list, as Python writes it, of a tuple for each
     file of this host, and a text for each remote one. In the text a blank divides name and version, and either may have one:
     so `present` tells the names."""
-    names = sorted({one.rpartition("\n")[0] for one in present}, key=len, reverse=True)
+    names = sorted({noted(one).name for one in present}, key=len, reverse=True)
 
     def as_now(one: tuple[str, int, int, int] | str) -> str:
         if not isinstance(one, str):
-            return noted(one[0], " ".join(map(str, one[1:])))
+            return NotedFile(one[0], " ".join(map(str, one[1:]))).text
         name = next((name for name in names if one.startswith(f"{name} ")), one.partition(" ")[0])
-        return noted(name, one[len(name) + 1 :])
+        return NotedFile(name, one[len(name) + 1 :]).text
 
     return tuple(map(as_now, ast.literal_eval(note)))
 

@@ -7,7 +7,8 @@ Flushed ─▶ the same, and a watermark in the store, and the job's document
 import time
 from dataclasses import dataclass, field, replace
 
-from synvirt.disks.raw.changes import HINT, names_of_changed
+from synvirt.disks.noted_files import names_of_changed
+from synvirt.disks.raw.changes import HINT
 from synvirt.errors import DiskReadFailed
 from synvirt.jobs.orders import PREPARING, SOURCE_FILES, WANTED_RATE, SourceFiles, WantedRate
 from synvirt.jobs.rate import Rate

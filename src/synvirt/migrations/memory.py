@@ -75,7 +75,7 @@ class JobMemory(Remembered):
     # The number of the delta that was begun because the operator of a held job asked for its cut-over.
     last_delta: int | None = None
     hashed: Hashed | None = None
-    # Whether a tool or our own readers import the export, and what its files were when that began (`disks.raw.changes`);
+    # Whether a tool or our own readers import the export, and what its files were when that began (`disks.noted_files`);
     # `source_files`: the same, as earlier versions wrote it.
     way: Literal["tool", "own"] | None = None
     files: tuple[str, ...] | None = None

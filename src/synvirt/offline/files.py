@@ -21,6 +21,7 @@ from synvirt.machines.partitions import UNKNOWN, Layout
 from synvirt.model.machine import Concern, Disk
 from synvirt.nearest import in_short
 from synvirt.offline.single.raw_device import raw_device
+from synvirt.remote import is_size_alone
 from synvirt.sizes import GIB
 
 # A description rounds a disk's size to its unit. A larger difference means another disk.
@@ -260,7 +261,7 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
     found = concerns.of_layout(disk.key, layout)
     if snapshots:
         found.append(concerns.disk_snapshots(disk.key, snapshots))
-    if any(each.endswith(" ") for each in versions(spec)):  # its size alone
+    if any(is_size_alone(file.version) for file in versions(spec)):
         found.append(concerns.unversioned(disk.key))
     if disk.capacity_bytes and abs(size - disk.capacity_bytes) > _CAPACITY_SLACK_BYTES:
         found.append(concerns.capacity_differs(disk.key, disk.capacity_bytes, size))

@@ -57,6 +57,16 @@ class Remote(Record):
         return dict(self.credentials).get(name, "")
 
 
+def version_by(size: int, told: object) -> str:
+    """A file's version, which differs after a change: its size, and what else its server tells, which may be empty."""
+    return f"{size} {told}"
+
+
+def is_size_alone(version: str) -> bool:
+    """Whether the server of a file of this version tells nothing but its size."""
+    return version.endswith(" ")
+
+
 class Interrupted(Exception):
     """One attempt failed, and another may succeed. `got`: the bytes that came before; `after_s`: how long the server wants us
     to wait. It is never raised outside this package."""

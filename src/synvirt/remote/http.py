@@ -34,7 +34,7 @@ from synvirt.errors import (
     UnsupportedFormat,
     root_cause_of,
 )
-from synvirt.remote import Interrupted, Remote, urls
+from synvirt.remote import Interrupted, Remote, urls, version_by
 from synvirt.remote.urls import Url
 
 # The first read when a file is opened: it holds the headers of most formats.
@@ -247,7 +247,7 @@ class HttpFile:
         self._etag, self._changed = answer.headers.get("etag", ""), answer.headers.get("last-modified", "")
         self.size = self._opened(answer)
         self._target = answer.url
-        self.version = f"{self.size} {self._etag or self._changed}"
+        self.version = version_by(self.size, self._etag or self._changed)
 
     def _opened(self, answer: Answer) -> int:
         """The file's size; its first bytes become `head`."""

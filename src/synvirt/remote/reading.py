@@ -86,7 +86,7 @@ def names(remote: Remote, folder: str = "") -> list[str] | None:
 
 
 def version_of(remote: Remote, name: str) -> str:
-    """The file's version, which differs after a change: its size, a blank, and what else its server tells, if anything."""
+    """The file's version, as `version_by` makes it."""
     reader = RemoteReader(remote, name)
     try:
         return reader.version

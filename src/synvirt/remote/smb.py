@@ -48,7 +48,7 @@ from synvirt.errors import (
     root_cause_of,
 )
 from synvirt.outgoing import CONNECT_TIMEOUT_S
-from synvirt.remote import Interrupted, Remote, urls
+from synvirt.remote import Interrupted, Remote, urls, version_by
 from synvirt.remote.smb_native import FAILURES_MAX, WORTH_BYTES, NativeShare
 from synvirt.sizes import MIB
 
@@ -383,7 +383,7 @@ class SmbFile:
 def _identity(handle: Open) -> tuple[int, str]:
     size = int(handle.end_of_file)
     # No creation time: Samba computes one from the others where its file system has none.
-    return size, f"{size} {handle.last_write_time}"
+    return size, version_by(size, handle.last_write_time)
 
 
 def _read(handle: Open, offset: int, length: int) -> bytes:

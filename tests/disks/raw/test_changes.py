@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.disks import open_reader
-from synvirt.disks.raw.changes import names_of_changed, opening
+from synvirt.disks.noted_files import names_of_changed
+from synvirt.disks.raw.changes import opening
 from synvirt.disks.specs import ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import DiskReadFailed
 from synvirt.programs import run

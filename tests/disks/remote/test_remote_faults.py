@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.disks import open_reader
-from synvirt.disks.raw.changes import names_of_changed, opening
+from synvirt.disks.noted_files import names_of_changed
+from synvirt.disks.raw.changes import opening
 from synvirt.disks.roots import raw_spec
 from synvirt.disks.specs import ImageSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, NotFound, SourceUnreachable, SynvirtError, UnsupportedFormat

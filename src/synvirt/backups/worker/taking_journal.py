@@ -45,7 +45,7 @@ class Journal:
             self.close()
 
     def stored(self, disk: int, files: tuple[str, ...]) -> dict[int, bytes]:
-        """The names by chunk, from the run before, if the disk's files are as they were for it (`disks.raw.changes`). What is
+        """The names by chunk, from the run before, if the disk's files are as they were for it (`disks.noted_files`). What is
         added later is of these files."""
         self._keys[disk] = blake3("\0".join((self._moment, *files)).encode(errors="surrogatepass")).digest()
         found = {}

@@ -12,10 +12,11 @@ that opens it later sees other `found`.
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Protocol
 
+from synvirt.disks.noted_files import NotedFile, local
 from synvirt.errors import DiskReadFailed
 
 HINT = "nothing may write to it while it is read: let its copying end, or shut the VM off that runs from it; then start again"
@@ -42,15 +43,15 @@ class Files:
         status = os.fstat(file.descriptor)
         if stat.S_ISREG(status.st_mode):
             self._files.append((file, status))
-            self.note(file.name, version_of(status))
+            self.note(local(file.name, status))
 
-    def note(self, name: str, version: str) -> None:
+    def note(self, file: NotedFile) -> None:
         """Notes a file by its version only: a remote one's reader itself refuses another version."""
-        self._found[noted(name, version)] = None
+        self._found[file.text] = None
 
     @property
     def found(self) -> tuple[str, ...]:
-        """Each file as it was when it was opened: the same files give the same texts in each process."""
+        """Each file as it was when it was opened, by its text (`disks.noted_files`)."""
         return tuple(self._found)
 
     def refuse_changed(self) -> None:
@@ -66,21 +67,6 @@ class Files:
             else:
                 continue
             raise DiskReadFailed(f"{file.name} was changed while it was read: {how}", hint=HINT)
-
-
-def noted(name: str, version: str) -> str:
-    """A file as `Files.found` has it."""
-    return f"{name}\n{version}"
-
-
-def version_of(status: os.stat_result) -> str:
-    """The version of a file of this host: its size, the time of its last change and its inode."""
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
-
-
-def names_of_changed(before: Iterable[str], present: Iterable[str]) -> list[str]:
-    """The names of the files of one `Files.found` that are not as they are in the other."""
-    return sorted({found.rpartition("\n")[0] for found in set(before) ^ set(present)})
 
 
 _OPENING: ContextVar[Files | None] = ContextVar("opening", default=None)
@@ -106,4 +92,4 @@ def opened(file: OpenFile) -> None:
 def opened_remote(name: str, version: str) -> None:
     """Called for each remote file that is opened for reading, with the version that it is read at."""
     if (files := _OPENING.get()) is not None:
-        files.note(name, version)
+        files.note(NotedFile(name, version))
