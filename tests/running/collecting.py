@@ -83,7 +83,7 @@ class Collected:
         return bool(self._interactor(session, self._gateway.channel).pytest_runtestloop(session))
 
     def _interactor(self, session: pytest.Session, channel: Any) -> Any:
-        """What tells the process that gives out the tests of this one."""
+        """The plugin that tells xdist's controller about this worker and its tests."""
         remote: Any = importlib.import_module("xdist.remote")
         config: Any = session.config
         config.workerinput, _, options, _ = channel.receive()

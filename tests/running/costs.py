@@ -34,7 +34,7 @@ def processor_s() -> float:
 
 
 def peak_mib() -> int:
-    """Since it was begun anew, or since ever where the kernel cannot do that."""
+    """The peak of resident memory since it was last reset; since the process began, where the kernel cannot reset it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:")), 0)
 
@@ -52,12 +52,12 @@ class Costs:
         self._workers: dict[str, tuple[int, str]] = {}
         self._files: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
         self._raised: list[tuple[int, int, str]] = []
-        # By where they were begun.
+        # The running threads, each with its name and the file of tests that began it.
         self._threads: dict[threading.Thread, str] = {}
         self._threads_left: list[str] = []
 
     def pytest_runtest_logstart(self) -> None:
-        """What was used before the first one is no test's."""
+        """Starts to count at the first test: what was used before belongs to none."""
         if self._used is None:
             self._used = processor_s()
 

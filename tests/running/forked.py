@@ -27,12 +27,13 @@ _lock = threading.Lock()
 _ordering: list[socket.socket] = []
 _forking: list[int] = []
 _used_s: list[float] = []
-# Those that have not been waited for, by the process that had them forked.
+# (the process that ordered it, its own id) for each forked program that was not waited for yet.
 _begun: set[tuple[int, int]] = set()
 
 
 def processor_s() -> float:
-    """What they took of a processor, of those that have ended: they are no children of this process."""
+    """The processor seconds of the forked programs that have ended. They are no children of this process, so the kernel does
+    not count them for it."""
     return sum(_used_s)
 
 
@@ -78,19 +79,19 @@ def share() -> None:
 
 
 def inherit(descriptor: int) -> None:
-    """Instead of one of its own."""
+    """Takes a socket for orders that another process has opened, instead of opening one."""
     _ordering[:] = [socket.socket(fileno=descriptor)]
     atexit.register(_ordering[0].close)
 
 
 def _umask() -> int:
-    """os.umask answers only who sets one, for all threads."""
+    """The umask as the kernel shows it: os.umask can only return it by setting another one, for all threads."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
 
 
 class Popen(subprocess.Popen[AnyStr]):
-    """Of words that begin with `sys.executable -m MODULE`, or `-P -m`."""
+    """A forked program. Its argv begins with `sys.executable -m MODULE`, or `-P -m`."""
 
     # What Python's own class brings, and its types leave out.
     _waitpid_lock: threading.Lock

@@ -19,18 +19,18 @@ from synvirt.live.vsphere import lease_guard
 from tests.running import forked
 
 SMALL = ("synvirt.worker", "synvirt.disks.vsphere.lease_end")
-# In the words of the process that forks, for those of who is forked.
+# The last argument of the process that forks. A forked program writes its own command line over it.
 SMALL_ROOM = "-" * 100
 PYTHON = sys.executable
 # Another one may have a `sitecustomize`, which Python reads as it starts.
 PYTHONPATH = os.environ.get("PYTHONPATH")
 
-# Those whose end a loop of asyncio waits for.
+# The forked programs whose end a loop of asyncio waits for, by process id.
 _of_loops: dict[int, "_OfLoop"] = {}
 
 
 class _OfLoop(forked.Popen[bytes]):
-    """Its loop waits for it, and sets the code."""
+    """A program that a loop of asyncio waits for: the loop sets its return code, and no poll does."""
 
     def _execute_child(self, *arguments: Any) -> None:
         super()._execute_child(*arguments)
@@ -41,7 +41,8 @@ class _OfLoop(forked.Popen[bytes]):
 
 
 class _Os:
-    """asyncio waits for a process by os.waitpid, in a thread. It knows no other that is no child."""
+    """asyncio waits for a process by os.waitpid, in a thread, which knows only children. A forked program is no child of this
+    process: for one, the answer comes from the process that forked it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -77,7 +78,7 @@ def small_forked() -> Iterator[None]:
 
 @contextmanager
 def by_python() -> Iterator[None]:
-    """They are started by it meanwhile."""
+    """Within the block, Python itself starts workers and guards."""
     with pytest.MonkeyPatch.context() as patched:
         for module in (unix_events, lease_guard):
             patched.setattr(module, "subprocess", subprocess)

@@ -49,7 +49,8 @@ def load(made: ExitStack) -> None:
 
 
 def _ask_programs(folder: Path) -> None:
-    """What the doctor asks, a process of its own does: some of the checks begin threads, and no fork has those."""
+    """Gets the answers for the doctor's checks from a process of its own: some checks begin threads, and a process with threads
+    is not forked from."""
     reading, writing = os.pipe()
     if os.fork() == 0:
         examine(Settings(data_dir=folder))

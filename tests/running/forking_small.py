@@ -32,7 +32,8 @@ def main() -> None:
 
 
 def _show_words(order: dict[str, Any]) -> None:
-    """In /proc/PID/cmdline, with the process that ordered it, by which `processes.py` finds it. ROOM is for them."""
+    """Writes the program's command line into /proc/PID/cmdline, in the place of ROOM, and behind it the process that ordered
+    the program: `processes.py` finds it by that."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, room = int(fields[BEGIN]), int(fields[END]) - int(fields[BEGIN])
     words = "\0".join([sys.executable, "-P", "-m", *order["words"], f"ordered-by={order['by']}"]).encode()

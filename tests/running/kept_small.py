@@ -37,7 +37,7 @@ ARENAS, GIVEN_BACK_BYTES = 2, 16 << 20
 KEPT_FREE_BYTES, TOP_PAD_BYTES = 64 << 20, 1 << 20
 # Begun when they are first needed, and end with the process: libvirt's event loop, and the thread that starts tunnels.
 READ_NO_DISK = ("libvirt-events", "tunnels_0")
-# More than that since it was last looked for is looked for: it takes a tenth of a second.
+# Garbage is collected only after memory has grown by more than this: a collection takes a tenth of a second.
 GROWTH_BYTES = 32 << 20
 
 

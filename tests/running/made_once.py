@@ -99,8 +99,8 @@ def answered_once(run: Callable[..., Output]) -> Callable[..., Output]:
 
 
 def numbers_only(known: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """As newer Pythons have it. Python 3.11 looks for a function among the numbers, too, and writes it into an
-    exception that nobody sees. That of asyncio.run has the task with its result: 35 ms of a core for each MiB."""
+    """Looks up numbers only, as newer Pythons do. Python 3.11 also looks up functions, and writes each one as text into an
+    exception that nobody sees. The text of asyncio.run's function contains the task's result: 35 ms of a core for each MiB."""
 
     def named(value: Any, numbers: Any) -> Any:
         return known(value, numbers) if isinstance(value, int) else value

@@ -23,8 +23,9 @@ FILES_MAX = 10
 def serve(
     control: socket.socket, others: Collection[str] = (), other: Callable[[], socket.socket] | None = None
 ) -> dict[str, Any] | None:
-    """In each forked process: what it is to run, and the socket that it was ordered by. In this one: None, once nobody orders
-    any more. `others`: what another process forks; `other`: where that one takes its orders."""
+    """Forks a process for each order. Returns the order in each forked process, with the socket that it came by; None in this
+    process, once all who order have closed their sockets. `others`: programs that another process forks, which takes its orders
+    at the socket `other`."""
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
@@ -65,7 +66,7 @@ def serve(
 
 
 def _with_files(order: dict[str, Any], ordering: int, files: list[int]) -> dict[str, Any]:
-    """Each has the number that it is to have."""
+    """Gives each file the descriptor number that the program expects."""
     wanted = (0, 1, 2, *order["passed"])
     ordering, *files = [_moved(file, max(wanted) + 10) for file in (ordering, *files)]
     for file, number in zip(files, wanted, strict=True):

@@ -124,7 +124,7 @@ def ready(module: str, *arguments: str, log: Path, **environment: str) -> Iterat
 
 @contextlib.contextmanager
 def caged(pid: int) -> Iterator[set[str]]:
-    """How the kernel filters the workers of a service, each word of theirs that was seen."""
+    """Each seccomp mode that a worker of the service was seen in, during the block."""
     seen: set[str] = set()
     over = threading.Event()
 
@@ -161,5 +161,5 @@ def until(happened: Callable[[], object], timeout_s: float = 60) -> None:
         waited_s = time.monotonic() - began
         assert waited_s < timeout_s, "it did not happen in time"
         time.sleep(pause_s)
-        # Many ask a service, and who asks ten times a second has a tenth of a core. What took long is seen a little later.
+        # Many tests ask a service. Each that asks ten times a second takes a tenth of a core, so later tries are further apart.
         pause_s = min(pause_s * 1.1, max(0.1, waited_s / 20), 0.3)

@@ -121,7 +121,7 @@ class Held(H11Protocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """More waits to be sent than is good: from now on the caller has to take some of it now and then."""
+        """Too much of the answer waits to be sent: from now on the caller must read some of it within a time limit."""
         super().pause_writing()
         self._expect_reading()
 

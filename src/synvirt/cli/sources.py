@@ -83,7 +83,7 @@ class Access:
 
 
 def _no_kind(word: str) -> str:
-    """Also by the platform's own name, which is not like its kind's."""
+    """The error for an unknown kind. It suggests the nearest kind, also by the platform's name."""
     near = None if most_like(word.lower(), KINDS) else most_like(word.lower(), PLATFORMS)
     return none_of(word if near is None else PLATFORMS[near], KINDS, typed=word)
 

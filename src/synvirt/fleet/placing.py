@@ -98,7 +98,7 @@ class Placing:
         return {one.id: self._refused.get((wave.id, one.id), (at, NEXT))[1] for one in (*unplaced, *todo)}, moved
 
     def count(self, wave: Wave, jobs: Jobs) -> None:
-        """Notes what the members of a wave use that gets no places, as it has ended or is rolled back."""
+        """Notes what the members of a wave use that has ended or is rolled back: its members get no places any more."""
         if self._is_old(wave):
             self._counted(wave, jobs)
 

@@ -17,7 +17,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def sweep_folders() -> None:
-    """Removes those of killed services: at the start of one."""
+    """Removes the folders that killed services have left. Called at the start of a service."""
     sweep(_folders(), "live")
 
 

@@ -55,7 +55,7 @@ class Entries:
     def __init__(self, header: Header, name: str) -> None:
         self._cluster_size, self._external, self._version = header.cluster_size, header.external_data, header.version
         self._name = name
-        # The bits that a plain cluster's entry has not: all, where its place has to be compared with the guest's offset.
+        # The bits that are 0 in the entry of a plain cluster. All, where places must be compared with the guest's offsets.
         self._odd = _WORD if self._external else ~(_COPIED | OFFSET_MASK & -self._cluster_size) & _WORD
         self._has_subclusters = header.extended_l2
 

@@ -135,7 +135,7 @@ class PveApi:
         return await self._asked(lambda: manifest(self._seen(vm_id)), vm_id)
 
     def _seen(self, vm_id: str) -> Seen:
-        """With the way to its disks while it runs, which only its QEMU knows."""
+        """The VM as the cluster shows it. While it runs, also how its disks are reached, which only its QEMU knows."""
         seen = self._cluster.seen(vm_id, None if self._login.has_ssh else NO_SSH)
         if self._is_being_shut_down(seen):
             seen = replace(seen, status={**seen.status, "qmpstatus": "running"})

@@ -293,7 +293,7 @@ def end(qmp: Qmp, name: str, *, forget: bool) -> None:
 
 
 def end_exports(qmp: Qmp, ours: Callable[[str], bool]) -> None:
-    """And the server with the last of them."""
+    """Ends the exports that are `ours`, and the NBD server with the last one."""
     gone = [one for one in exports(qmp) if ours(one)]
     for one in gone:
         qmp.ask("block-export-del", {"id": one, "mode": "hard"})
