@@ -1,5 +1,5 @@
-"""Workers and guards, which the product starts by `sys.executable -P -m MODULE`, forked from a process that has loaded what
-they load (`forking_small.py`): to start Python is most of what the worker of a small job costs.
+"""Workers, guards and lookers, which the product starts by `sys.executable -P -m MODULE`, forked from a process that has loaded
+what a worker loads (`forking_small.py`): to start Python is most of what the worker of a small job costs.
 
 How Python itself starts them is seen by tests with a PYTHONPATH of their own, by migrations/test_worker_orders.py, and by those
 that are `by_python`."""
@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from synvirt.guests.inside import looking
 from synvirt.live.vsphere import lease_guard
 from tests.running import forked
 
-SMALL = ("synvirt.worker", "synvirt.disks.vsphere.lease_end")
+SMALL = ("synvirt.worker", "synvirt.disks.vsphere.lease_end", "synvirt.guests.inside.looker")
 # The last argument of the process that forks. A forked program writes its own command line over it.
 SMALL_ROOM = "-" * 100
 PYTHON = sys.executable
@@ -72,14 +73,15 @@ def small_forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(unix_events, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _of_loop}))
         patched.setattr(unix_events, "os", _Os())
-        patched.setattr(lease_guard, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _by_service}))
+        for module in (lease_guard, looking):
+            patched.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _by_service}))
         yield
 
 
 @contextmanager
 def by_python() -> Iterator[None]:
-    """Within the block, Python itself starts workers and guards."""
+    """Within the block, Python itself starts workers, guards and lookers."""
     with pytest.MonkeyPatch.context() as patched:
-        for module in (unix_events, lease_guard):
+        for module in (unix_events, lease_guard, looking):
             patched.setattr(module, "subprocess", subprocess)
         yield
