@@ -46,7 +46,10 @@ def test_a_killed_worker_that_the_kernel_keeps_is_named_in_the_log(monkeypatch: 
     asked: list[str] = []
 
     class Kept:
-        pid = 4711
+        pid, stdin = 2**22 + 1, None  # no process has this number
+
+        async def wait(self) -> None:
+            await asyncio.sleep(0.01)
 
         def terminate(self) -> None:
             asked.append("terminate")
@@ -56,6 +59,7 @@ def test_a_killed_worker_that_the_kernel_keeps_is_named_in_the_log(monkeypatch: 
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(process._end_when(lambda: True, Kept()))  # type: ignore[arg-type]
+        asyncio.run(process._end(Kept()))  # type: ignore[arg-type]
     assert asked == ["terminate", "kill"]
-    assert [(one["log_level"], one["pid"]) for one in logs] == [("warning", 4711)]
+    assert [(one["log_level"], one["pid"]) for one in logs] == [("warning", Kept.pid)] * 2
     assert "umount -f" in logs[0]["hint"]

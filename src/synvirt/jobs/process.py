@@ -173,13 +173,28 @@ class _Process:
 async def _end(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    await child.wait()
+    naming = asyncio.create_task(_name_kept(child))
+    try:
+        await child.wait()
+    finally:
+        naming.cancel()
     if child.stdin is not None:
         # asyncio keeps the error of a write that found the worker gone, and would log it as one that nobody looked at.
         if not child.stdin.is_closing():
             child.stdin.transport.abort()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await child.stdin.wait_closed()
+
+
+async def _name_kept(child: asyncio.subprocess.Process) -> None:
+    """Logs that a killed worker has not ended. Whoever waits for its end cancels this. Nothing can be removed before, as the
+    worker may still write."""
+    await asyncio.sleep(STOP_GRACE_S)
+    log.warning(
+        "a killed worker has not ended: the kernel waits for a file system that does not answer",
+        pid=child.pid,
+        hint="it ends when the server answers, or after `umount -f` of that mount; then the job ends",
+    )
 
 
 async def _tail(child: asyncio.subprocess.Process) -> str:
@@ -197,10 +212,4 @@ async def _end_when(stopped: Callable[[], bool], child: asyncio.subprocess.Proce
         child.terminate()
         await asyncio.sleep(STOP_GRACE_S)
         child.kill()
-        # Whoever waits for its end cancels this. Nothing can be removed before, as it may still write.
-        await asyncio.sleep(STOP_GRACE_S)
-        log.warning(
-            "a killed worker has not ended: the kernel waits for a file system that does not answer",
-            pid=child.pid,
-            hint="it ends when the server answers, or after `umount -f` of that mount; then the job ends",
-        )
+        await _name_kept(child)
