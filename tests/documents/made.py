@@ -30,7 +30,7 @@ FIRST: dict[str, str] = {
     "Or the page of another site sent the request.",
     "E_MIG_VM_NOT_FOUND": "`synvirt sources vms NAME` lists what the source shows to our user: a missing privilege hides VMs.",
     "E_MIG_UPLOAD_NOT_FOUND": "It expired (`upload_expires_days`), or was removed: send it again.",
-    "E_MIG_CONFLICT": "Another job has the name, UUID or MAC address; or the job has ended; or another service has the data folder. The detail says which.",
+    "E_MIG_CONFLICT": "Another job has the name, UUID or MAC address; or the job has ended; or another service has the data folder; or, with status 412, it was changed since the `ETag` that the request names. The detail says which.",
     "E_MIG_UPLOAD_REJECTED": "Too large: `upload_cap_bytes`, or put the file into the import root. Wrong SHA-256: it was changed on its way.",
     "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` shows which step fails: name, port, certificate, log-in. A job that copies waits: "
     "for a day while the guest runs on (warm), for half an hour while it is off. It says so by a `last_error` that is not fatal and goes away by itself. "

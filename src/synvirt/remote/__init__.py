@@ -57,13 +57,14 @@ class Remote(Record):
         return dict(self.credentials).get(name, "")
 
 
-def version_by(size: int, told: object) -> str:
-    """A file's version, which differs after a change: its size, and what else its server tells, which may be empty."""
-    return f"{size} {told}"
+def version_by(size: int, stamp: object) -> str:
+    """A file's version, which differs after a change. `stamp`: the ETag or the time of the last change; empty, where the server
+    gives neither."""
+    return f"{size} {stamp}"
 
 
 def is_size_alone(version: str) -> bool:
-    """Whether the server of a file of this version tells nothing but its size."""
+    """Whether the version has no stamp."""
     return version.endswith(" ")
 
 
