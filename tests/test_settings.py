@@ -187,6 +187,17 @@ def test_a_libvirtd_s_qemu_gets_through_to_its_volumes_and_lists_nothing(tmp_pat
     }
 
 
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_others_pass_through_the_folders_above_it_and_write_in_none(tmp_path: Path, umask: int) -> None:
+    above = tmp_path / "srv"
+    before = os.umask(umask)
+    try:
+        prepare_data_dir(Settings(data_dir=above / "synvirt" / "data"))
+    finally:
+        os.umask(before)
+    assert {folder.stat().st_mode & 0o777 for folder in (above, above / "synvirt")} == {0o711}
+
+
 def test_zfs_is_the_default_where_a_pool_is_set(tmp_path: Path) -> None:
     assert list(load(environ={}).destinations_by_name) == ["directory"]
     settings = load(environ={"SYNVIRT_ZFS_POOL": "tank"})

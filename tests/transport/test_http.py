@@ -5,13 +5,20 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from synvirt import answer_heads
 from synvirt.errors import BadRequest, SourceUnreachable
-from synvirt.transport import Answer, HttpClient, Trust, heads, http
+from synvirt.remote import http as remote_http
+from synvirt.remote import retrying
+from synvirt.remote.reading import RemoteReader
+from synvirt.transport import Answer, HttpClient, Trust, http
+from synvirt.transport.https import PlainConnection
+from tests.servers import remote_servers
 from tests.servers.remote_servers import Certificates, certificates
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
@@ -121,14 +128,37 @@ def test_a_header_for_all_requests_is_set_and_taken_away(server: Server, client:
     assert [seen[2].get("cookie") for seen in server.seen] == ["session=1", "other", None]
 
 
+def _by_client(port: int) -> None:
+    client = HttpClient(f"http://127.0.0.1:{port}", timeout_s=1.0)
+    try:
+        client.request("POST", "/")
+    finally:
+        client.close()
+
+
+def _by_one_connection(port: int) -> None:
+    connection = PlainConnection("127.0.0.1", port, timeout=1.0)
+    try:
+        connection.request("POST", "/")
+        connection.getresponse()
+    finally:
+        connection.close()
+
+
+def _by_reader(port: int) -> None:
+    RemoteReader(remote_servers.remote(f"http://127.0.0.1:{port}"), "disk.raw").close()
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("piece", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 102 "], ids=["interim answers", "a line"])
+@pytest.mark.parametrize("request_by", [_by_client, _by_one_connection, _by_reader])
 def test_a_head_without_an_end_is_given_up(
-    piece: bytes, server: Server, client: HttpClient, monkeypatch: pytest.MonkeyPatch
+    piece: bytes, request_by: Callable[[int], None], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that sends something now and then is not silent; it must not hold a thread of ours."""
-    monkeypatch.setattr(heads, "HEAD_WITHIN_S", 1.0)
-    monkeypatch.setattr(client, "_timeout_s", 1.0)
+    monkeypatch.setattr(answer_heads, "HEAD_WITHIN_S", 1.0)
+    monkeypatch.setattr(remote_http, "READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(retrying, "PAUSES_S", ())
     gone = threading.Event()
 
     def drip(request: BaseHTTPRequestHandler) -> None:
@@ -139,8 +169,8 @@ def test_a_head_without_an_end_is_given_up(
 
     server.reply = drip
     try:
-        with pytest.raises(SourceUnreachable):
-            client.request("POST", "/")
+        with pytest.raises((SourceUnreachable, OSError, HTTPException)):
+            request_by(server.port)
     finally:
         gone.set()
 

@@ -24,6 +24,7 @@ from typing import Final
 from urllib.parse import urljoin
 
 from synvirt import __version__
+from synvirt.answer_heads import Response
 from synvirt.errors import (
     AuthFailed,
     BadRequest,
@@ -134,6 +135,7 @@ class HttpPlace:
                 return idle.pop(), True
         tls = self._context if url.scheme == "https" else None
         connection = http.client.HTTPConnection(url.host, url.port)
+        connection.response_class = Response
         connection.auto_open = 0  # it would connect by itself, without the guard
         sock = self._remote.guard.connect(url.host, url.port)
         sock.settimeout(READ_TIMEOUT_S)

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import ValidationError
 
 from synvirt import __version__
+from synvirt.answer_heads import Response
 from synvirt.errors import (
     BackupBadRequest,
     BackupConflict,
@@ -39,7 +40,6 @@ from synvirt.outgoing import Guard
 from synvirt.repository.folder import UNFINISHED, Entry
 from synvirt.sizes import KIB, MIB
 from synvirt.transport import tls
-from synvirt.transport.heads import Response
 
 # The time between two pieces of an answer. A peer's disk may need long to make 64 MiB durable.
 TIMEOUT_S = 120.0

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from synvirt.durable import of_another_user, sweep, user_name
+from synvirt.durable import make_open_folder, of_another_user, sweep, user_name
 from synvirt.errors import BadRequest, text_of
 from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
@@ -460,7 +460,9 @@ def _check_owner(settings: Settings) -> None:
 
 
 def _make_data_dir(settings: Settings) -> None:
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+    if not settings.data_dir.parent.exists():
+        make_open_folder(settings.data_dir.parent)  # mkdir would make it writable for all, where the umask allows that
+    settings.data_dir.mkdir(exist_ok=True, mode=0o750)
     # With libvirtd, QEMU runs as another user and must reach its volumes; with the embedded driver, as the service's user.
     through = 0o001 if settings.libvirt_uri else 0
     if settings.data_dir.stat().st_uid == os.geteuid():

@@ -32,9 +32,9 @@ from urllib3.exceptions import (
 )
 
 from synvirt import __version__, outgoing
+from synvirt.answer_heads import Response
 from synvirt.errors import BadRequest, SourceUnreachable, root_cause_of
 from synvirt.transport import tls
-from synvirt.transport.heads import Response
 
 # The time to connect: a firewall that drops packets is found out after this.
 CONNECT_TIMEOUT_S: Final = 10.0

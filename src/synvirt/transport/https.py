@@ -4,11 +4,14 @@ import http.client
 import ssl
 
 from synvirt import outgoing
+from synvirt.answer_heads import Response
 from synvirt.transport.tls import CONNECT_TIMEOUT_S
 
 
 class Connection(http.client.HTTPSConnection):
     """OSError from connecting, as in http.client; BadRequest, where the guard refuses the host."""
+
+    response_class = Response
 
     def __init__(
         self, host: str, port: int | None = None, *, context: ssl.SSLContext, timeout: float = CONNECT_TIMEOUT_S
@@ -28,6 +31,8 @@ class Connection(http.client.HTTPSConnection):
 
 class PlainConnection(http.client.HTTPConnection):
     """The same without TLS."""
+
+    response_class = Response
 
     def __init__(self, host: str, port: int | None = None, *, timeout: float = CONNECT_TIMEOUT_S) -> None:
         super().__init__(host, port, timeout=timeout)

@@ -11,7 +11,7 @@ from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.machines import manifest, of_element
 from synvirt.live.nutanix.making import Making
-from synvirt.live.nutanix.prism import Prism, Where, words_of
+from synvirt.live.nutanix.prism import Prism, Where, number, words_of
 from synvirt.live.nutanix.volumes import Volumes
 from synvirt.live.nutanix.ways import Way
 from synvirt.model.machine import VmManifest
@@ -99,3 +99,8 @@ def test_what_was_recorded_has_the_schema_that_our_stand_in_is_held_to() -> None
     schema.check("v3.json", "VmIntentResponse", RECORDED["v3 vm"], "v3 vm")
     for one in RECORDED["containers"]:
         schema.check("v4.json", "clustermgmt.v4.config.StorageContainer", one, "container")
+
+
+@pytest.mark.parametrize("written", ["Infinity", "-Infinity", "1e999", "NaN", '"many"', "null", "[]"])
+def test_what_is_no_number_counts_as_none(written: str) -> None:
+    assert number(json.loads(written)) == 0

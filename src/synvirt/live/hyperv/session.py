@@ -39,6 +39,9 @@ CLOSE_WAIT_S: Final = 30.0
 # 5,000 VMs with all their fields are under 2 MiB; the ranges of 64 GiB with writes everywhere are under 40.
 ANSWER_CHARS_MAX: Final = 64 << 20
 ENVELOPE_BYTES_MAX: Final = 16 << 20
+# For the whole of an envelope, however steadily its bytes come.
+ENVELOPE_WITHIN_S: Final = 300.0
+_PIECE_BYTES: Final = 64 << 10
 # WSManFault codes (wsmerror.h): WinRM's own limits, and the names of their settings for an administrator.
 _QUOTAS: Final[Mapping[int, str]] = {
     0x803381A5: "MaxShellsPerUser",
@@ -317,13 +320,28 @@ def _adapter(trust: Any) -> Any:
 
         def send(self, request: Any, **kwargs: Any) -> Any:
             answer = super().send(request, **{**kwargs, "stream": True})
-            length = answer.headers.get("Content-Length", "")
-            if length.isdecimal() and int(length) > ENVELOPE_BYTES_MAX:
+            try:
+                # Where requests keeps a body that was read. By itself it would read any number of bytes, and unpack them.
+                answer._content = _envelope(answer.raw)  # noqa: SLF001
+                answer._content_consumed = True  # noqa: SLF001
+            except BaseException:
                 answer.close()
-                raise Internal(f"WinRM answered with an envelope of {length} bytes")
+                raise
             return answer
 
     return Trusting()
+
+
+def _envelope(body: Any) -> bytes:
+    """All bytes of an answer's body, as they were sent. Internal: too many. SourceUnreachable: too slowly."""
+    until, pieces = time.monotonic() + ENVELOPE_WITHIN_S, bytearray()
+    while piece := body.read1(_PIECE_BYTES, decode_content=False):
+        pieces += piece
+        if len(pieces) > ENVELOPE_BYTES_MAX:
+            raise Internal(f"WinRM answered with an envelope of more than {ENVELOPE_BYTES_MAX} bytes")
+        if time.monotonic() > until:
+            raise SourceUnreachable(f"WinRM sent an envelope for more than {ENVELOPE_WITHIN_S:.0f} s")
+    return bytes(pieces)
 
 
 def _failure(address: Address, errors: list[str]) -> SynvirtError:

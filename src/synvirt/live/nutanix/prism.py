@@ -166,5 +166,5 @@ def number(thing: Any) -> int:
     """The value as an integer; 0, where it is none."""
     try:
         return int(thing)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # OverflowError: of Infinity
         return 0
