@@ -20,6 +20,8 @@ from synvirt.live.vsphere import lease_guard
 from tests.running import forked
 
 SMALL = ("synvirt.worker", "synvirt.disks.vsphere.lease_end", "synvirt.guests.inside.looker")
+# The rooms of the service that start one of these by `subprocess`. Workers are started by asyncio.
+_STARTING = (lease_guard, looking)
 # The last argument of the process that forks. A forked program writes its own command line over it.
 SMALL_ROOM = "-" * 100
 PYTHON = sys.executable
@@ -73,7 +75,7 @@ def small_forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(unix_events, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _of_loop}))
         patched.setattr(unix_events, "os", _Os())
-        for module in (lease_guard, looking):
+        for module in _STARTING:
             patched.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _by_service}))
         yield
 
@@ -82,6 +84,6 @@ def small_forked() -> Iterator[None]:
 def by_python() -> Iterator[None]:
     """Within the block, Python itself starts workers, guards and lookers."""
     with pytest.MonkeyPatch.context() as patched:
-        for module in (unix_events, lease_guard, looking):
+        for module in (unix_events, *_STARTING):
             patched.setattr(module, "subprocess", subprocess)
         yield

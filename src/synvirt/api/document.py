@@ -96,8 +96,6 @@ _BAD_PLAN = {
 }
 _NOT_FOUND = {"404": {"description": "E_MIG_NOT_FOUND: there is no such object"}}
 _CONFLICT = {"409": {"description": "E_MIG_CONFLICT: the request does not fit the job's present state"}}
-
-
 _CHANGED = {
     "412": {
         "description": "E_MIG_CONFLICT (/backup: E_BAK_CONFLICT): it was changed since the answer whose ETag is in `If-Match`; "
@@ -130,8 +128,7 @@ def described(app: FastAPI, *, api_prefix: str) -> dict[str, Any]:
         for method, operation in operations.items():
             guarded = path.startswith(api_prefix)
             _complete(operation, method, path, guarded=guarded)
-            if any(one["name"] == "If-Match" for one in operation.get("parameters", [])):
-                operation["responses"]["412"] = _CHANGED["412"] | _PROBLEM
+            if _takes_tag(operation):
                 operations["get"]["responses"]["200"]["headers"] = _ETAG
             if guarded and not path.startswith(f"{api_prefix}{_OF_PEERS}"):
                 beneath = path.removeprefix(api_prefix.removesuffix("/api/v1"))
@@ -157,6 +154,8 @@ def _complete(operation: dict[str, Any], method: str, path: str, *, guarded: boo
         mistakes |= _NOT_FOUND
     if method in ("post", "delete") and "{" in path and not inspects:
         mistakes |= _CONFLICT
+    if _takes_tag(operation):
+        mistakes |= _CHANGED
     mistakes |= _HOST
     if guarded:
         operation["security"] = [{"basic": []}]
@@ -165,3 +164,7 @@ def _complete(operation: dict[str, Any], method: str, path: str, *, guarded: boo
         responses.setdefault(status, description | _PROBLEM)
     if method == "post" and "201" in responses:
         responses["201"]["headers"] = _LOCATION
+
+
+def _takes_tag(operation: dict[str, Any]) -> bool:
+    return any(parameter["name"] == "If-Match" for parameter in operation.get("parameters", []))

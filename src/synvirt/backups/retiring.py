@@ -54,7 +54,7 @@ class Retiring:
         in_use: Callable[[], Collection[UUID]] = tuple,
     ) -> None:
         self._repositories, self._points, self._remove, self._in_use = repositories, points, remove, in_use
-        self._protecting: dict[UUID, Lock] = defaultdict(Lock)
+        self._protecting = defaultdict[UUID, Lock](Lock)
 
     def planned(self, job: BackupJob, retention: Retention | None = None, *, vm_id: str | None = None) -> list[PointFate]:
         """What `retention`, by default the job's own, would remove now."""

@@ -1,8 +1,7 @@
 """{base_url}/api/v1/waves: make waves, start them, hold them, give members back. All of it blocks, and runs in threads."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -48,7 +47,7 @@ from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from synvirt.store import Event
 from synvirt.store.documents import Unreadable
-from synvirt.store.waves import MemberRow, WaveRow, WaveRows
+from synvirt.store.waves import WaveRows
 
 MEMBERS_LIMIT = 10_000
 # Ten thousand members with plans of 2 KiB, and as much again.
@@ -235,7 +234,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
         tags: IfMatch,
     ) -> Response:
         """Replace a draft. 409 once it has begun."""
-        waves.replace(wave_id, wave, check=lambda row, members: tags.check_tag(_tag(row, members)))
+        waves.replace(wave_id, wave, check=lambda row, members: tags.check_tag(tag_of_parts(wave_json(row, members))))
         return _whole(waves, wave_id)
 
     @router.delete("/{wave_id:uuid}", status_code=204)
@@ -451,15 +450,10 @@ def _no_figures(_id: UUID, _state: Any, _progress: Progress) -> Model:
 
 def _whole(waves: Waves, wave_id: UUID, *, status: int = 200, location: str | None = None) -> Response:
     row, members = waves.load(wave_id)
-    headers = {"ETag": _tag(row, members)} | ({} if location is None else {"Location": location})
-    pieces = (piece.encode() for piece in wave_json(row, members))
     # Before the answer begins: a wave that cannot be read is an error, not half an answer.
-    head = next(pieces)
-    return StreamingResponse(chain((head,), pieces), status_code=status, media_type="application/json", headers=headers)
-
-
-def _tag(row: WaveRow, members: Sequence[MemberRow]) -> str:
-    return tag_of_parts(wave_json(row, members))
+    pieces = list(wave_json(row, members))
+    headers = {"ETag": tag_of_parts(pieces)} | ({} if location is None else {"Location": location})
+    return StreamingResponse(pieces, status_code=status, media_type="application/json", headers=headers)
 
 
 def _summary(waves: Waves, wave: Wave) -> WaveSummary:
