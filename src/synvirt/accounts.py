@@ -24,7 +24,7 @@ from synvirt.durable import put_private_file
 from synvirt.errors import BadRequest, Internal, Unauthorized
 
 # RFC 7914 section 2; 16 MiB and about 50 ms for each check: OWASP's advice for an interactive login.
-SCRYPT_N, SCRYPT_R, SCRYPT_P, SCRYPT_BYTES = 1 << 14, 8, 5, 32
+SCRYPT_N, SCRYPT_R, SCRYPT_P, SCRYPT_BYTES, SALT_BYTES = 1 << 14, 8, 5, 32, 16
 # A file edited by hand may ask for more, but not for gigabytes or minutes.
 SCRYPT_MEMORY_BYTES, SCRYPT_P_MAX = 64 << 20, 16
 
@@ -63,12 +63,17 @@ class Account:
     hash: bytes
     role: Role = Role.ADMIN
 
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """What one check takes, as scrypt counts it."""
+        return self.n, self.r, self.p
+
     def matches(self, password: str) -> bool:
         return hmac.compare_digest(_scrypt(password, self.salt, self.n, self.r, self.p), self.hash)
 
     @classmethod
     def of(cls, password: str, role: Role = Role.ADMIN) -> "Account":
-        salt = secrets.token_bytes(16)
+        salt = secrets.token_bytes(SALT_BYTES)
         return cls(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, _scrypt(password, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P), role)
 
     def line(self, name: str) -> str:
@@ -85,14 +90,18 @@ class FileAccounts:
         self._lock = threading.Lock()
         self._read_at: tuple[int, int] | None = None
         self._accounts: dict[str, Account] = {}
-        # Checked for an unknown name, so that the time of an answer does not show which names exist. No password matches it.
-        self._nobody = Account(SCRYPT_N, SCRYPT_R, SCRYPT_P, secrets.token_bytes(16), secrets.token_bytes(SCRYPT_BYTES))
 
     def __call__(self, user: str, password: str, address: str) -> None:
-        account = self._current().get(user)
-        right = (account or self._nobody).matches(password)
-        if account is None or not right:
-            raise Unauthorized(WRONG)
+        accounts = self._current()
+        account = accounts.get(user)
+        if account is not None and account.matches(password):
+            return
+        # The time of this answer must not show which names exist: whatever the name is, scrypt runs once with each cost of the
+        # file.
+        costs = {one.cost for one in accounts.values()} or {(SCRYPT_N, SCRYPT_R, SCRYPT_P)}
+        for n, r, p in costs - ({account.cost} if account is not None else set()):
+            _scrypt(password, secrets.token_bytes(SALT_BYTES), n, r, p)
+        raise Unauthorized(WRONG)
 
     def role_of(self, user: str) -> Role:
         """The role of a user whose password was right. Unauthorized, if the user has been removed since."""

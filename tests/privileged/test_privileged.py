@@ -91,10 +91,33 @@ def test_a_wrong_one_is_wrong(privileged: Privileged, user: str, password: str) 
 # ── the helper alone ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_account_of_no_group_is_not_asked_for(by_helper: Path) -> None:
+def test_an_account_of_no_group_cannot_log_in(by_helper: Path) -> None:
     """Else who has the service could guess root's password."""
     assert Here("login").authenticate(OUTSIDER, PASSWORD) is True
     assert ByHelper(by_helper).authenticate(OUTSIDER, PASSWORD) is False
+
+
+@pytest.mark.parametrize("password", ["", "right", "p" * 1024], ids=["empty", "short", "long"])
+@pytest.mark.parametrize("user", ["root", "nobody", "nobody-of-that-name"])
+def test_pam_is_asked_once_whatever_the_name_is(user: str, password: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of an answer shows who is in a group. The password of an account of none is never tried."""
+    asked_for: list[tuple[str, str]] = []
+
+    class Pam:
+        def __init__(self, service: str) -> None:
+            pass
+
+        def authenticate(self, user: str, password: str) -> bool:
+            asked_for.append((user, password))
+            return True
+
+    monkeypatch.setattr(helper_module, "Here", Pam)
+    monkeypatch.setattr(helper_module, "WRONG_PAUSE_S", 0.0)
+    member = user == "root"
+    assert helper_module.authenticate(Rules("login", ("root",)), user, password) == {"right": member}
+    [(asked_name, tried)] = asked_for
+    assert (asked_name, tried == password) == (user, member)
+    assert len(tried) >= len(password)
 
 
 # Without a module of ours: another user may not get to where they lie.

@@ -5,8 +5,8 @@ systemd takes the connection and hands it over (synvirt-helper.socket, Accept=ye
     {"call": "authenticate", "user": "…", "password": "…"}  ─▶  {"right": true} │ {"right": false} │ {"error": "…"}
 
 The caller may be an attacker who has taken over the service. So it has to be the service's user (the kernel says who it is),
-each call has its own arguments and no other, and they are checked here, by the settings in root's file. PAM is asked only for
-accounts in the groups that the settings name: root's password cannot be guessed through the helper.
+each call has its own arguments and no other, and they are checked here, by the settings in root's file. PAM gets the password
+only of accounts in the groups that the settings name: root's password cannot be guessed through the helper.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import grp
 import json
 import os
 import pwd
+import secrets
 import signal
 import socket
 import stat
@@ -38,6 +39,8 @@ REQUEST_WITHIN_S = 10.0
 ENDS_WITHIN_S = 50
 # Beside PAM's own pause, which a service of PAM may lack: this many guesses a second come through, no matter who asks.
 WRONG_PAUSE_S = 1.0
+# Of the password that nobody has; a longer one is as long as what was typed, as some hashes take longer for more text.
+RANDOM_BYTES = 16
 FIRST_PASSED_FD = 3  # sd_listen_fds(3)
 _CREDENTIALS = struct.Struct("3i")
 
@@ -89,10 +92,16 @@ def rules_of(path: Path) -> Rules:
 
 
 def authenticate(rules: Rules, user: str, password: str) -> dict[str, Any]:
-    """The call `authenticate`: whether the password is right. A wrong one is answered WRONG_PAUSE_S later."""
+    """The call `authenticate`: whether the password is right. A wrong one is answered WRONG_PAUSE_S later.
+
+    For an account of no group PAM gets a random password, as sshd does it: the time of an answer shows neither whether the
+    name is in a group, nor whether the password was right.
+    """
     _check_text(user, USER_BYTES_MAX)
     _check_text(password, PASSWORD_BYTES_MAX)
-    right = _is_member(user, rules.groups) and Here(rules.pam_service).authenticate(user, password)
+    member = _is_member(user, rules.groups)
+    tried = password if member else secrets.token_hex(max(RANDOM_BYTES, len(password.encode()) // 2))
+    right = Here(rules.pam_service).authenticate(user, tried) and member
     if not right:
         time.sleep(WRONG_PAUSE_S)
     return {"right": right}

@@ -122,6 +122,21 @@ def test_the_first_start_makes_admin_and_shows_the_password_once(tmp_path: Path)
     assert len(lines) == 1, "the second start says nothing"
 
 
+def test_a_wrong_log_in_takes_the_same_work_whatever_the_name_is(tmp_path: Path) -> None:
+    """Lines that were written with another cost, by an earlier version or by hand, among ours."""
+    path, ran = tmp_path / "users", []
+    lines = {"cheap": (2, 1, 1), "dear": (1 << 14, 8, 5), "dear-too": (1 << 14, 8, 5), "wide": (2, 8, 16)}
+    path.write_text("".join(f"{name}:scrypt:{n}:{r}:{p}:c2FsdA==:aGFzaA==\n" for name, (n, r, p) in lines.items()))
+    file = accounts.FileAccounts(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accounts, "_scrypt", lambda password, salt, *cost: ran.append(cost) or b"another")
+        for name in (*lines, "unknown"):
+            ran.clear()
+            with pytest.raises(Unauthorized):
+                file(name, "guess", "")
+            assert sorted(ran) == sorted(set(lines.values())), name
+
+
 def test_a_first_password_that_nobody_could_see_is_made_again_at_the_next_start(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     prepare_data_dir(settings)
