@@ -63,12 +63,22 @@ class As:
 
 
 class ProgramFailed(Internal):
-    """An outside program failed. `returncode` None: we ended it. `ended`: why."""
+    """An outside program failed. `returncode` None: we ended it. `ended`: why. `cut_off`: how its end came, where the program
+    did not end by itself."""
 
     def __init__(self, program: str, returncode: int | None, stderr: str, *, ended: str | None = None) -> None:
         self.program, self.returncode, self.stderr = program, returncode, stderr.strip()[-STDERR_KEPT_CHARS:]
-        how = ended or ("took too long" if returncode is None else f"ended with {returncode}")
+        signalled = _signal_of(returncode)
+        ended = ended or ("took too long" if returncode is None else None)
+        self.cut_off = ended or (f"was ended by {signalled}" if signalled else None)
+        how = self.cut_off or f"ended with {returncode}"
         super().__init__(f"{program} {how}: {self.stderr or 'it printed no message'}")
+
+
+def _signal_of(returncode: int | None) -> str | None:
+    """Of a child it is negative; the guard says it as a shell does, with 128 more."""
+    number = 0 if returncode is None else -returncode if returncode < 0 else returncode - 128
+    return signal.Signals(number).name if number in set(signal.Signals) else None
 
 
 def find(program: str) -> str | None:

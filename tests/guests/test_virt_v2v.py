@@ -11,6 +11,7 @@ import pytest
 from synvirt.errors import V2vFailed
 from synvirt.guests import virt_v2v
 from synvirt.guests.virt_v2v import VirtV2vInPlace
+from synvirt.programs import ProgramFailed
 from tests.guests import phony_windows
 from tests.guests.conversions import NAME, manifest
 
@@ -60,6 +61,31 @@ def test_a_folder_that_cannot_be_made_is_the_conversions_error(tmp_path: Path, m
     with pytest.raises(V2vFailed, match="phony was not converted: Not a directory") as caught:
         preparer.convert(NAME, manifest(), [], lambda *_: None, lambda: False)
     assert "the service's folder" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("returncode", "stderr", "cause", "hint"),
+    [
+        (137, "virt-v2v-in-place: Opening the overlay", "virt-v2v-in-place was ended by SIGKILL", "memory"),
+        (-6, "", "virt-v2v-in-place was ended by SIGABRT", "memory"),
+        (None, "", "virt-v2v-in-place took too long", "/dev/kvm"),
+        (1, "virt-v2v-in-place: error: the disk is Read-Only", "the disk is Read-Only", "shut it down"),
+    ],
+)
+def test_a_tool_that_did_not_end_by_itself_has_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returncode: int | None, stderr: str, cause: str, hint: str
+) -> None:
+    def failed(*_: object, **__: object) -> None:
+        raise ProgramFailed(virt_v2v.PROGRAM, returncode, stderr)
+
+    monkeypatch.setattr(virt_v2v, "run", failed)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(bytes(1 << 20))
+    preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: True)
+    with pytest.raises(V2vFailed, match=cause) as caught:
+        preparer.convert(NAME, manifest(), [str(disk)], lambda *_: None, lambda: False)
+    assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("setting", ["iso", "virt_tools"])

@@ -65,6 +65,8 @@ _CAUSES = (
     ("not enough free space", "make room inside the guest and copy it again"),
     ("rhsrvany", "put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says"),
     ("read-only", "the file system was not shut down cleanly: start Windows on the source and shut it down"),
+    ("was ended by sig", "something on this host ended it, for example as memory was short (journalctl -k): start the job again"),
+    ("took too long", "look at what else this host does, and whether /dev/kvm is there: without it a conversion is slow"),
 )
 # Devices that are no overlays.
 ALONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -148,7 +150,8 @@ class VirtV2vInPlace:
                     missing=V2vFailed,
                 )
             except ProgramFailed as error:
-                raise _failed(manifest, messages.last("error") or _last_line(error.stderr) or error.detail) from error
+                said = messages.last("error") or _last_line(error.stderr) or error.detail
+                raise _failed(manifest, f"{PROGRAM} {error.cut_off}" if error.cut_off else said) from error
             finally:
                 end_users(self._folder / name)
             overlays.keep(self._folder / name, laid)
