@@ -114,8 +114,43 @@ def test_a_change_of_an_earlier_state_is_refused(route: str, client: httpx.Clien
     assert changed(first) == changed(second, "*") == changed(third, before, tag()) == 200
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_was_changed_is_not_removed_by_who_saw_it_before(route: str, client: httpx.Client, service: Service) -> None:
+    method, (path, (first, second, _)) = route.split(maxsplit=1)[0], ROUTES[route](client, service)
+    assert client.request(method, path, json=first).status_code == 200
+    before = client.get(path).headers["ETag"]
+    assert client.request(method, path, json=second).status_code == 200
+    now = client.get(path).headers["ETag"]
+    for earlier in (before, f"W/{now}"):
+        assert client.delete(path, headers={"If-Match": earlier}).status_code == 412
+    assert client.get(path).headers["ETag"] == now
+    assert client.delete(path, headers={"If-Match": f"{before}, {now}"}).status_code == 204
+    assert client.get(path).status_code == 404
+
+
+def test_an_export_has_the_tag_of_its_wave(client: httpx.Client, service: Service) -> None:
+    path, (first, *_) = a_wave(client, service)
+    for way in ("json", "csv"):
+        exported = client.get(f"{path}/export", params={"format": way})
+        assert exported.headers["ETag"] == client.get(path).headers["ETag"]
+    asked = client.get(f"{path}/export").json()
+    assert asked["etag"] == exported.headers["ETag"]
+    assert client.put(path, json=asked).status_code == 200  # as it was
+    assert client.put(path, json=first).status_code == 200
+    refused = client.put(path, json=asked)
+    assert (refused.status_code, "without `etag`" in refused.json()["hint"]) == (412, True)
+    # A new wave is made from none.
+    assert client.post(WAVES, json=asked).status_code == 201
+    assert client.post(f"{WAVES}/import", json=asked).status_code == 200
+
+
 def test_every_route_that_changes_a_document_takes_its_tag(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()["paths"]
+    for path, operations in document.items():
+        if "ETag" in operations.get("get", {}).get("responses", {}).get("200", {}).get("headers", {}):
+            taken = [one["name"] for one in operations.get("delete", {}).get("parameters", ()) if one["in"] == "header"]
+            assert "delete" not in operations or taken == ["If-Match"], path
     changing = {
         f"{method.upper()} {path}": operation
         for path, operations in document.items()

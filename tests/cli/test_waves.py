@@ -2,6 +2,8 @@
 
 import json
 import threading
+from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -70,6 +72,42 @@ def test_a_draft_of_one_member_is_called_so(service: Service, run: Run) -> None:
     request = wave(member("shop"))
     done = run("waves", "import", "-", typed=json.dumps(request.model_dump(mode="json")))
     assert " is a draft with 1 member. " in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("waves", "import", "FILE"),
+        ("waves", "replace", "WAVE", "FILE"),
+        ("waves", "simulate", "WAVE", "--more-destinations", "1", "--what-if", "FILE"),
+        ("migrations", "submit", "FILE"),
+        ("migrations", "dry-run", "FILE"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_in_a_file_is_not_explained_by_the_command_s_help(
+    service: Service, run: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file, id_ = tmp_path / "mistake.json", str(service.waves.create(wave(member("shop"))).id)
+    for content in ('{"nam": "a"}', '{"name": "a"', "{}x") if command[1] == "import" else ('{"nam": "a"}', "[1]", ""):
+        file.write_text(content)
+        done = run(*({"FILE": str(file), "WAVE": id_}.get(word, word) for word in command))
+        assert done.exit_code == 2 or "E_MIG_INVALID_PLAN" in done.stderr
+        assert f"{file}" in done.stderr
+        assert "hint: /openapi.json of the service describes it" in done.stderr
+
+
+def test_an_export_replaces_only_the_draft_that_it_was_made_of(service: Service, run: Run, tmp_path: Path) -> None:
+    id_, file = str(service.waves.create(wave(member("shop"))).id), tmp_path / "wave.json"
+    file.write_text(run("waves", "export", id_).stdout)
+    assert run("waves", "replace", id_, file).exit_code == 0
+    other = tmp_path / "other.json"
+    other.write_text(wave(member("web")).model_dump_json())
+    assert run("waves", "replace", id_, other).exit_code == 0
+    done = run("waves", "replace", id_, file)
+    assert (done.exit_code, "E_MIG_CONFLICT" in done.stderr) == (1, True)
+    assert [one.id for one in service.waves.whole(UUID(id_)).members] == ["web"]
+    assert run("waves", "import", file).exit_code == 0
 
 
 def test_a_forecast_names_the_members_whose_size_is_not_known(service: Service, run: Run) -> None:

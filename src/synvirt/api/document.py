@@ -102,7 +102,7 @@ _CHANGED = {
         "nothing was changed now"
     }
 }
-_ETAG = {"ETag": {"description": "of what is stored, for `If-Match`", "schema": {"type": "string"}}}
+ETAG = {"ETag": {"description": "of what is stored, for `If-Match`", "schema": {"type": "string"}}}
 _LOCATION = {"Location": {"description": "the path of the new object", "schema": {"type": "string"}}}
 # Of a route's own `responses`: what was begun has a path of its own, at which its state is (RFC 9110 section 15.3.3).
 BEGUN: dict[int | str, dict[str, Any]] = {202: {"headers": _LOCATION}}
@@ -129,7 +129,7 @@ def described(app: FastAPI, *, api_prefix: str) -> dict[str, Any]:
             guarded = path.startswith(api_prefix)
             _complete(operation, method, path, guarded=guarded)
             if _takes_tag(operation):
-                operations["get"]["responses"]["200"]["headers"] = _ETAG
+                operations["get"]["responses"]["200"]["headers"] = ETAG
             if guarded and not path.startswith(f"{api_prefix}{_OF_PEERS}"):
                 beneath = path.removeprefix(api_prefix.removesuffix("/api/v1"))
                 operation["x-required-role"] = str(needed_role(method.upper(), beneath))

@@ -1,20 +1,18 @@
 """Entity tags (RFC 9110 section 8.8.3): a change that was made from an old answer is refused instead of undoing another's.
 
 GET ─▶ the stored document ─▶ ETag: its digest
-PUT, PATCH with If-Match ─▶ in the transaction that writes: the digest of what is stored now ─▶ equal, or ChangedMeanwhile
+PUT, PATCH, DELETE with If-Match ─▶ in the transaction that writes: the digest of what is stored ─▶ equal, or ChangedMeanwhile
 """
 
 import hashlib
 from collections.abc import Iterable
+from functools import cache
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Header, Response
 
 from synvirt.errors import BackupConflict, Conflict
-from synvirt.model.values import Model
-
-# Calculated for each answer, by the clock: nobody changes it, so it is in no tag.
-_CALCULATED = {"next_run_at"}
+from synvirt.model.values import CALCULATED, Model
 
 M = TypeVar("M", bound=Model)
 
@@ -33,7 +31,12 @@ class BackupChangedMeanwhile(BackupConflict):
 
 def tag_of(document: Model, sealed: bytes = b"") -> str:
     """The strong tag of a document. `sealed`: what belongs to it and is in no answer."""
-    return tag_of_parts((document.model_dump_json(exclude=_CALCULATED), sealed.hex()))
+    return tag_of_parts((document.model_dump_json(exclude=_calculated(type(document))), sealed.hex()))
+
+
+@cache
+def _calculated(model: type[Model]) -> set[str]:
+    return {name for name, field in model.model_fields.items() if CALCULATED in field.metadata}
 
 
 def tag_of_parts(parts: Iterable[str]) -> str:
@@ -60,8 +63,13 @@ class Tagged:
         from. It is called in the transaction that writes."""
         self.check_tag(tag_of(document, sealed))
 
-    def check_tag(self, present: str) -> None:
-        """As `check`."""
+    def check_tag(self, present: str, *, etag: str | None = None) -> None:
+        """As `check`. `etag`: the tag of the document from which the body says that it was made."""
+        if etag is not None and etag != present:
+            raise ChangedMeanwhile(
+                "somebody else has changed it meanwhile: `etag` is of an earlier state",
+                hint="export it again, and make the change to what is there now; without `etag` it is replaced in any state",
+            )
         if self._if_match is None or self._if_match.strip() == "*":
             return
         # A weak tag (W/"…") is equal to none (RFC 9110 section 13.1.1).
@@ -85,6 +93,6 @@ def _matching(
     return Tagged(response, None if if_match is None else ",".join(if_match))
 
 
-# Of a GET, and of a PUT or PATCH.
+# Of a GET, and of a PUT, PATCH or DELETE.
 Tags = Annotated[Tagged, Depends(_tagging)]
 IfMatch = Annotated[Tagged, Depends(_matching)]

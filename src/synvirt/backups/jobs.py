@@ -66,8 +66,8 @@ class Jobs:
     def row(self, job: BackupJob) -> Row:
         return Row("job", job.id, job)
 
-    def remove(self, job_id: UUID) -> None:
-        self._rows.remove("job", job_id, host=self._host)
+    def remove(self, job_id: UUID, check: Callable[[BackupJob], None]) -> None:
+        self._rows.remove("job", job_id, host=self._host, check=lambda text: check(parsed(BackupJob, text)))
 
 
 def changed(job: BackupJob, asked: BackupJobChange) -> BackupJob:

@@ -11,7 +11,7 @@ from synvirt.backups.schedule import Schedule
 from synvirt.model.access import Credentials, Endpoint, Fingerprint
 from synvirt.model.job import Instant, Progress
 from synvirt.model.submitter import Submitted
-from synvirt.model.values import WHOLE, Bytes, Model, Name, Received, Time
+from synvirt.model.values import CALCULATED, WHOLE, Bytes, Model, Name, Received, Time
 from synvirt.repository.garbage import Collected
 from synvirt.repository.verify import Report
 from synvirt.sizes import KIB, TIB
@@ -166,7 +166,7 @@ class BackupJob(Model):
     created_at: Time
     last_run_id: UUID | None = None
     last_success_at: Time | None = None
-    next_run_at: Time | None = None
+    next_run_at: Annotated[Time | None, CALCULATED] = None
     # The schedule's times up to this one are done.
     scheduled_to: Time | None = None
 

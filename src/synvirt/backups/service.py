@@ -310,12 +310,12 @@ class Backups:
                 self._check_name(asked.name)
             return self._jobs.change(job_id, asked, check)
 
-    def remove_job(self, job_id: UUID) -> None:
-        """Its restore points stay. BackupConflict, while it runs."""
+    def remove_job(self, job_id: UUID, *, check: Callable[[BackupJob], None] = lambda job: None) -> None:
+        """Its restore points stay. BackupConflict, while it runs. `check`: as for a change."""
         with self.runs.lock:
             self._check_idle(self.job(job_id))
             job = self.job(job_id)
-            self._jobs.remove(job_id)
+            self._jobs.remove(job_id, check)
         self._backing_up.forget(job)
         self._forget_job(job_id)
 
@@ -400,11 +400,11 @@ class Backups:
 
     # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def remove_point(self, point_id: UUID) -> None:
+    def remove_point(self, point_id: UUID, *, check: Callable[[RestorePoint], None] = lambda point: None) -> None:
         """Removes the point. A later run of a job that writes there collects its bytes. BackupConflict, while a run reads it,
-        or if it is protected."""
+        or if it is protected. `check`: raises, where the point as it is stays."""
         with self.runs.lock:
-            point = self.points.get(point_id)
+            check(point := self.points.get(point_id))
             if point_id in self._leaving:
                 raise BackupConflict(f"restore point {point_id} is being removed already")
             if (run := being_read(self.runs.not_ended()).get(point_id)) is not None:

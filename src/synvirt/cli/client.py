@@ -51,6 +51,8 @@ _SILENT = (
     "its process is stopped, or has too much to do: its log may say why. "
     "What it was asked may still be done: look before you ask again"
 )
+# Of a body that a command made of its options.
+BY_HELP = "--help says what this command takes"
 # Nothing at an address that every service has.
 _ELSEWHERE = (
     "its base_url is another, or its version: --config or SYNVIRT_BASE_URL names the base_url, and with --server "
@@ -373,7 +375,7 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
     except (ValueError, KeyError, TypeError):
         return _stranger(where, str(response.status_code))
     if hint and str(hint).startswith("/openapi.json"):
-        hint = _ELSEWHERE if response.status_code == NotFound.status else "--help says what this command takes"
+        hint = _ELSEWHERE if response.status_code == NotFound.status else BY_HELP
     error = from_code(str(code), str(detail), hint)
     # An earlier version of the service reports it by a source's code; and who must wait (429) has used no command wrongly.
     is_caller = response.status_code in {Unauthorized.status, httpx.codes.TOO_MANY_REQUESTS}

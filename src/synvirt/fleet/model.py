@@ -204,6 +204,12 @@ class WaveRequest(Received):
     on_failure: Literal["stop", "continue", "roll_back"] = "stop"
     hooks: Annotated[tuple[Hook, ...], Field(max_length=16)] = ()
     start_at: Moment | None = None
+    # As an export has it: a draft that was changed since is not replaced. A new wave is made from none.
+    etag: Annotated[str, StringConstraints(max_length=64)] | None = None
+
+
+# What a request says of a wave itself, besides its members.
+SETTINGS = frozenset(WaveRequest.model_fields) - {"members", "etag"}
 
 
 class Wave(Model):

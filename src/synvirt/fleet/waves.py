@@ -15,6 +15,7 @@ from synvirt.acting import submitter
 from synvirt.errors import BadRequest, Conflict, InvalidPlan, NotFound
 from synvirt.fleet.model import (
     MEMBER_ENDS,
+    SETTINGS,
     WAVE_ENDS,
     Approval,
     ApprovalRequest,
@@ -41,7 +42,7 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
 from synvirt.nearest import in_short
 from synvirt.store.documents import Unreadable, parsed
-from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveChange, WaveRow, WaveRows
+from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveChange, WaveCheck, WaveRow, WaveRows
 
 log = structlog.get_logger(__name__)
 
@@ -96,11 +97,10 @@ class Waves:
         wave_id: UUID,
         asked: WaveRequest,
         *,
-        seen: Wave | None = None,
-        check: Callable[[WaveRow, Sequence[MemberRow]], None] | None = None,
+        check: WaveCheck = lambda row, members: None,
+        keeps_hooks: bool = False,
     ) -> Wave:
-        """Replaces a draft; Conflict, if it is no draft any more. `seen`: the draft that `asked` was made from. Its webhooks
-        stay; Conflict, if more than its members was changed since. `check`: raises, where the draft as it is stays."""
+        """Replaces a draft; Conflict, if it is no draft any more. `keeps_hooks`: its webhooks stay."""
         self._check(asked)
         rows = [new_row(member) for member in asked.members]
         event = wave_event(wave_of(self.rows.get(wave_id)))
@@ -108,12 +108,10 @@ class Waves:
             shown, sealed = self._hooks.made(asked.hooks)
 
             def other(before: Wave) -> Wave:
-                if seen is not None and _settings(before) != _settings(seen):
-                    raise Conflict(f"wave {before.name} was changed meanwhile", hint="look at the wave, and import again")
                 kept = {"created_at": before.created_at, "submitted_by": before.submitted_by}
-                return _made(asked, wave_id).model_copy(update=kept | {"hooks": shown if seen is None else before.hooks})
+                return _made(asked, wave_id).model_copy(update=kept | {"hooks": before.hooks if keeps_hooks else shown})
 
-            new = sealed if seen is None else None
+            new = None if keeps_hooks else sealed
             return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, event=event, hooks=new, check=check)
 
     def _check(self, asked: WaveRequest) -> None:
@@ -147,9 +145,9 @@ class Waves:
         row, members = self.load(wave_id)
         return wave_of(row, (member_of(one) for one in members))
 
-    def remove(self, wave_id: UUID) -> None:
+    def remove(self, wave_id: UUID, *, check: WaveCheck = lambda row, members: None) -> None:
         """Removes a draft or an ended wave. Its jobs stay."""
-        self.rows.remove(wave_id, REMOVABLE)
+        self.rows.remove(wave_id, REMOVABLE, check)
 
     # ── requests for a wave ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -466,9 +464,19 @@ def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
         names = {one.id for one in left}
 
 
+def with_settings_of(seen: Wave) -> WaveCheck:
+    """Conflict, if more of the wave than its members was changed since it was `seen`."""
+
+    def check(row: WaveRow, members: Sequence[MemberRow]) -> None:
+        if _settings(wave_of(row)) != _settings(seen):
+            raise Conflict(f"wave {seen.name} was changed meanwhile", hint="look at the wave, and import again")
+
+    return check
+
+
 def _settings(wave: Wave) -> dict[str, object]:
     """All that a request says of a wave besides its members."""
-    return {name: getattr(wave, name) for name in WaveRequest.model_fields if name != "members"}
+    return {name: getattr(wave, name) for name in SETTINGS}
 
 
 def _made(asked: WaveRequest, wave_id: UUID) -> Wave:

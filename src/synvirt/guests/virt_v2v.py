@@ -65,7 +65,10 @@ _CAUSES = (
     ("not enough free space", "make room inside the guest and copy it again"),
     ("rhsrvany", "put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says"),
     ("read-only", "the file system was not shut down cleanly: start Windows on the source and shut it down"),
-    ("was ended by sig", "something on this host ended it, for example as memory was short (journalctl -k): start the job again"),
+    (
+        "was ended by sig",
+        "something on this host ended it, for example as memory was short (journalctl -k): start the job again",
+    ),
     ("took too long", "look at what else this host does, and whether /dev/kvm is there: without it a conversion is slow"),
 )
 # Devices that are no overlays.

@@ -36,6 +36,10 @@ ChosenId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
+# Marks a field that is calculated for each answer, by the clock, and stored nowhere: nobody changes it.
+CALCULATED = "calculated"
+
+
 class Model(BaseModel):
     """A value: frozen, compared by content."""
 

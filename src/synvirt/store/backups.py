@@ -174,9 +174,15 @@ class BackupRows:
             found = db.execute(select(backups.c.id).where(backups.c.host == host, backups.c.kind == kind))
             return {UUID(row.id) for row in found}
 
-    def remove(self, kind: Kind, id_: UUID, *, host: str) -> None:
-        """Removes a document. Idempotent."""
+    def remove(self, kind: Kind, id_: UUID, *, host: str, check: Callable[[str], None] | None = None) -> None:
+        """Removes a document. Idempotent. `check`: raises, where the document as it is stays."""
         with self._writing() as db:
+            if check is not None:
+                there = db.execute(_LOCKED_DOCUMENT, {"of_id": str(id_), "of_host": host, "of_kind": kind}).first()
+                if there is None:
+                    return
+                check_version(kind, there.version)
+                check(there.document)
             same = (backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
             db.execute(delete(backups).where(*same))
 

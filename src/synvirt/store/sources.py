@@ -110,10 +110,14 @@ class SourceRows:
             db.execute(update(sources).where(sources.c.id == str(source_id)).values(**values))
             return after
 
-    def remove(self, source_id: UUID) -> None:
-        """Removes a source. NotFound; Conflict, while an unended job reads from it."""
+    def remove(self, source_id: UUID, check: Callable[[Source, bytes], None] = lambda source, sealed: None) -> None:
+        """Removes a source. `check`: raises, where the source and its sealed credentials, as they are, stay. NotFound;
+        Conflict, while an unended job reads from it."""
         with self._writing() as db:
-            _check_unused(db, _parsed(_row(db, source_id, lock=True)))
+            row = _row(db, source_id, lock=True)
+            source = _parsed(row)
+            check(source, row.sealed)
+            _check_unused(db, source)
             # The snapshots of its tests cannot be reached any more.
             forget(db, Owner("source", source_id))
             db.execute(delete(sources).where(sources.c.id == str(source_id)))

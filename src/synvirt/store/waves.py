@@ -61,6 +61,10 @@ class WaveRow:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
+# Raises, where the wave with these members stays as it is. It is called in the transaction that writes.
+WaveCheck = Callable[[WaveRow, Sequence[MemberRow]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class MemberChange:
     """A change to a member that is in one of `expected`. `change` gets the member as it is then, and gives the new one; None:
@@ -136,14 +140,12 @@ class WaveRows:
     def get(self, wave_id: UUID) -> WaveRow:
         """The wave. NotFound."""
         with self._reading() as db:
-            row = _row(db, wave_id)
-        return WaveRow(row.number, wave_id, row.state, row.document, row.version)
+            return _wave(_row(db, wave_id))
 
     def counted(self, wave_id: UUID) -> WaveRow:
         """The wave, with its members counted. NotFound."""
         with self._reading() as db:
-            row, counts = _row(db, wave_id), _counts(db, [str(wave_id)])
-        return WaveRow(row.number, wave_id, row.state, row.document, row.version, counts.get(str(wave_id), {}))
+            return _wave(_row(db, wave_id), _counts(db, [str(wave_id)]))
 
     def page(
         self, *, limit: int, cursor: int | None = None, states: Sequence[str] = (), name: str | None = None
@@ -159,10 +161,7 @@ class WaveRows:
         with self._reading() as db:
             rows = db.execute(query.order_by(waves.c.number.desc()).limit(limit + 1)).all()
             counts = _counts(db, [row.id for row in rows])
-        found = [
-            WaveRow(row.number, UUID(row.id), row.state, row.document, row.version, counts.get(row.id, {})) for row in rows
-        ]
-        return found[:limit], rows[limit - 1].number if len(rows) > limit else None
+        return [_wave(row, counts) for row in rows[:limit]], rows[limit - 1].number if len(rows) > limit else None
 
     def unended(self, ends: Sequence[str], member_ends: Sequence[str], draft: str) -> list[UUID]:
         """The waves that have work left: they have not ended, or a member has not ended, or is to be rolled back."""
@@ -208,17 +207,14 @@ class WaveRows:
         members: Sequence[MemberRow],
         event: str,
         hooks: Sequence[SealedHook] | None = None,
-        check: Callable[[WaveRow, Sequence[MemberRow]], None] | None = None,
+        check: WaveCheck = lambda row, members: None,
     ) -> M:
-        """Replaces the wave and its members. `hooks`: None keeps the present ones. `check`: raises, where the wave as it is
-        stays. Conflict, where it is not in `expected` any more."""
+        """Replaces the wave and its members. `hooks`: None keeps them. Conflict, where it is not in `expected` any more."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state != expected:
                 raise Conflict(f"wave {wave_id} is {row.state}, not {expected}", hint="make another wave")
-            if check is not None:
-                found = db.execute(_MEMBERS, {"wave": str(wave_id), "after": -1}).all()
-                check(WaveRow(row.number, wave_id, row.state, row.document, row.version), [_member(one) for one in found])
+            check(*_whole(db, row, wave_id))
             before = parsed(model, row.document, row.version)
             after = change(before)
             _rewrite(db, row, before, after)
@@ -229,13 +225,13 @@ class WaveRows:
             _announce(db, wave_id, event)
             return after
 
-    def remove(self, wave_id: UUID, expected: frozenset[str]) -> None:
-        """Removes a wave and all that is stored about it; its jobs stay. NotFound; Conflict, where it is in none of
-        `expected`."""
+    def remove(self, wave_id: UUID, expected: frozenset[str], check: WaveCheck) -> None:
+        """Removes all that is stored about a wave; its jobs stay. NotFound; Conflict, where it is in none of `expected`."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state not in expected:
                 raise Conflict(f"wave {wave_id} is {row.state}", hint="cancel it first, and let its jobs end")
+            check(*_whole(db, row, wave_id))
             db.execute(delete(waves).where(waves.c.id == str(wave_id)))
 
     # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -356,7 +352,7 @@ class WaveRows:
         """The wave that has one of these jobs, or None. If several waves have one, the newest."""
         with self._reading() as db:
             row = db.execute(_OF_JOBS, {"jobs": [str(one) for one in job_ids]}).first()
-        return None if row is None else WaveRow(row.number, UUID(row.id), row.state, row.document, row.version)
+        return None if row is None else _wave(row)
 
     def take_rate(self, wave_id: UUID, seconds: float) -> float:
         """Takes the next `seconds` of the whole rate, after the turns that copies on all hosts already have. Returns in how
@@ -447,6 +443,14 @@ def _row(db: Connection, wave_id: UUID, *, lock: bool = False) -> Row[Any]:
     if row is None:
         raise not_listed("wave", wave_id)
     return row
+
+
+def _whole(db: Connection, row: Row[Any], wave_id: UUID) -> tuple[WaveRow, list[MemberRow]]:
+    return _wave(row), [_member(one) for one in db.execute(_MEMBERS, {"wave": str(wave_id), "after": -1})]
+
+
+def _wave(row: Row[Any], counts: Mapping[str, Mapping[str, int]] = {}) -> WaveRow:
+    return WaveRow(row.number, UUID(row.id), row.state, row.document, row.version, counts.get(row.id, {}))
 
 
 def _rewrite(db: Connection, row: Row[Any], before: BaseModel, after: Any) -> None:

@@ -57,10 +57,12 @@ class WindowRows:
             db.execute(update(windows).where(windows.c.id == window_id).values(**values))
         return after
 
-    def remove(self, window_id: str) -> None:
-        """Removes a window. NotFound; Conflict, while an unended job names it."""
+    def remove(self, window_id: str, check: Callable[[Window], None] = lambda window: None) -> None:
+        """Removes a window. `check`: raises, where the window as it is stays. NotFound; Conflict, while an unended job names
+        it."""
         with self._writing() as db:
-            _row(db, window_id, lock=True)
+            row = _row(db, window_id, lock=True)
+            check(parsed(Window, row.document, row.version))
             named = migrations.c.document.contains(f'"window_id":"{window_id}"', autoescape=True)
             query = select(migrations.c.document).where(is_unended(), is_known(migrations.c.version), named)
             jobs = readable(Migration, db.execute(query).scalars())

@@ -124,12 +124,17 @@ def test_the_first_start_makes_admin_and_shows_the_password_once(tmp_path: Path)
 
 def test_a_wrong_log_in_takes_the_same_work_whatever_the_name_is(tmp_path: Path) -> None:
     """Lines that were written with another cost, by an earlier version or by hand, among ours."""
-    path, ran = tmp_path / "users", []
+    path, ran = tmp_path / "users", list[tuple[int, ...]]()
+
+    def noted(password: str, salt: bytes, *cost: int) -> bytes:
+        ran.append(cost)
+        return b"another"
+
     lines = {"cheap": (2, 1, 1), "dear": (1 << 14, 8, 5), "dear-too": (1 << 14, 8, 5), "wide": (2, 8, 16)}
     path.write_text("".join(f"{name}:scrypt:{n}:{r}:{p}:c2FsdA==:aGFzaA==\n" for name, (n, r, p) in lines.items()))
     file = accounts.FileAccounts(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accounts, "_scrypt", lambda password, salt, *cost: ran.append(cost) or b"another")
+        patch.setattr(accounts, "_scrypt", noted)
         for name in (*lines, "unknown"):
             ran.clear()
             with pytest.raises(Unauthorized):

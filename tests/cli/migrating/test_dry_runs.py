@@ -89,7 +89,10 @@ def test_a_plan_in_a_file_is_dry_run_and_makes_no_job(service: Service, run: Run
     assert service.begun == []
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "is not JSON"), ("[]", "holds no plan"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "is not JSON"), ("[]", "is no object of JSON"), ('{"plan": 1}', "holds no plan"), (None, "cannot be read")],
+)
 def test_a_file_that_holds_no_plan(service: Service, run: Run, tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "plan.json"
     if content is not None:

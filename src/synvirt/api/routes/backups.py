@@ -263,9 +263,9 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
         return backups.change_job(job_id, change, check=tags.check)
 
     @router.delete("/jobs/{job_id}", status_code=204)
-    def remove_backup_job(job_id: UUID) -> None:
+    def remove_backup_job(job_id: UUID, tags: IfMatch) -> None:
         """Remove a backup job; its restore points stay. 409 while it runs."""
-        backups.remove_job(job_id)
+        backups.remove_job(job_id, check=tags.check)
 
     @router.post("/jobs/{job_id}/run", status_code=202, response_model=BackupRun, responses=BEGUN)
     def run_backup_job(job_id: UUID, placed: Placed) -> BackupRun:
@@ -376,10 +376,10 @@ def _points(router: APIRouter, backups: Backups) -> None:
         return backups.protect(point_id, change, check=tags.check)
 
     @router.delete("/restore-points/{point_id}", status_code=204)
-    def remove_restore_point(point_id: UUID) -> None:
+    def remove_restore_point(point_id: UUID, tags: IfMatch) -> None:
         """Remove a restore point. What only it needs is collected by a later run. 409 where it is protected, and while it
         is restored, verified or boot-tested."""
-        backups.remove_point(point_id)
+        backups.remove_point(point_id, check=tags.check)
 
     @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun, responses=BEGUN)
     def verify_restore_point(point_id: UUID, placed: Placed) -> BackupRun:

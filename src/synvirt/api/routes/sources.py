@@ -94,9 +94,9 @@ def sources_router(sources: Sources) -> APIRouter:
         return sources.change(source_id, change, check=tags.check)
 
     @router.delete("/sources/{source_id}", status_code=204)
-    def remove_source(source_id: UUID) -> None:
+    def remove_source(source_id: UUID, tags: IfMatch) -> None:
         """Remove a source and its credentials. 409 while a job that has not ended reads from it."""
-        sources.remove(source_id)
+        sources.remove(source_id, check=tags.check)
 
     @router.post("/sources/{source_id}/test", response_model=SourceTest)
     async def test_source(

@@ -10,13 +10,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse
 from starlette.responses import StreamingResponse
 
-from synvirt.api.document import problem_described
+from synvirt.api.document import ETAG, problem_described
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, Number, Sought, cursor_of, number_of
 from synvirt.api.received import bounded, documented, json_body, optional_json_body
 from synvirt.api.routing import Routes
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
-from synvirt.api.tags import IfMatch, tag_of_parts
+from synvirt.api.tags import IfMatch, Tagged, tag_of_parts
 from synvirt.errors import NotFound, UnsupportedMediaType
 from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
 from synvirt.fleet.model import (
@@ -47,7 +47,7 @@ from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from synvirt.store import Event
 from synvirt.store.documents import Unreadable
-from synvirt.store.waves import WaveRows
+from synvirt.store.waves import WaveCheck, WaveRows
 
 MEMBERS_LIMIT = 10_000
 # Ten thousand members with plans of 2 KiB, and as much again.
@@ -91,8 +91,13 @@ REPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     }
 }
 EXPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The wave; with format=csv, its members", "content": {"text/csv": {"schema": {"type": "string"}}}}
+    200: {
+        "description": "The wave; with format=csv, its members",
+        "content": {"text/csv": {"schema": {"type": "string"}}},
+        "headers": ETAG,
+    }
 }
+_JSON = "application/json"
 SIMULATION_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The forecast; with format=svg, a picture of it: a row per member, or per host if there are many",
@@ -127,8 +132,9 @@ class DeliveryPage(Model):
 
 
 class WaveExport(Model):
-    """As POST /waves takes it, but for hooks: their secrets are in no answer."""
+    """As POST /waves takes it, but for hooks: their secrets are in no answer. `etag`: of the wave, for PUT."""
 
+    etag: str
     name: str
     members: tuple[MemberRequest, ...]
     groups: tuple[Any, ...]
@@ -233,24 +239,27 @@ def _one(router: APIRouter, waves: Waves) -> None:
         wave: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))],
         tags: IfMatch,
     ) -> Response:
-        """Replace a draft. 409 once it has begun."""
-        waves.replace(wave_id, wave, check=lambda row, members: tags.check_tag(tag_of_parts(wave_json(row, members))))
+        """Replace a draft. 409 once it has begun; 412 where it was changed since the export whose `etag` the body has."""
+        waves.replace(wave_id, wave, check=_made_from(tags, wave.etag))
         return _whole(waves, wave_id)
 
     @router.delete("/{wave_id:uuid}", status_code=204)
-    def remove_wave(wave_id: UUID) -> None:
+    def remove_wave(wave_id: UUID, tags: IfMatch) -> None:
         """Remove a draft, or a wave that has ended. Its jobs stay."""
-        waves.remove(wave_id)
+        waves.remove(wave_id, check=_made_from(tags))
 
     @router.get("/{wave_id}/export", response_model=WaveExport, responses=EXPORT_DOCUMENTED)
     def export_wave(
         wave_id: UUID,
         format_: Annotated[Literal["json", "csv"], Query(alias="format", description="csv: only its members")] = "json",
     ) -> Response:
-        """Export the wave as POST takes it, without its results; or its members as a spreadsheet that /waves/import takes."""
+        """Export the wave as POST takes it, without its results; or its members as a spreadsheet that /waves/import takes. Its
+        tag is the wave's."""
         row, members = waves.load(wave_id)
-        made, kind = (to_csv, "text/csv") if format_ == "csv" else (to_json, "application/json")
-        return Response(made(wave_of(row), map(member_of, members)), media_type=kind)
+        tag = tag_of_parts(wave_json(row, members))
+        wave, of_it = wave_of(row), map(member_of, members)
+        made, kind = (to_csv(wave, of_it), "text/csv") if format_ == "csv" else (to_json(wave, of_it, etag=tag), _JSON)
+        return Response(made, media_type=kind, headers={"ETag": tag})
 
     @router.get("/{wave_id}/report", response_model=WaveReport, responses=REPORT_DOCUMENTED)
     def report_wave(
@@ -454,6 +463,10 @@ def _whole(waves: Waves, wave_id: UUID, *, status: int = 200, location: str | No
     pieces = list(wave_json(row, members))
     headers = {"ETag": tag_of_parts(pieces)} | ({} if location is None else {"Location": location})
     return StreamingResponse(pieces, status_code=status, media_type="application/json", headers=headers)
+
+
+def _made_from(tags: Tagged, etag: str | None = None) -> WaveCheck:
+    return lambda row, members: tags.check_tag(tag_of_parts(wave_json(row, members)), etag=etag)
 
 
 def _summary(waves: Waves, wave: Wave) -> WaveSummary:

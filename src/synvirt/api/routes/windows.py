@@ -67,9 +67,9 @@ def windows_router(rows: WindowRows) -> APIRouter:
         status_code=204,
         responses={409: problem_described("E_MIG_CONFLICT: an unended job cuts over in it")},
     )
-    def remove_window(window_id: Sought) -> None:
+    def remove_window(window_id: Sought, tags: IfMatch) -> None:
         """Remove a window. 409 while an unended job names it."""
-        rows.remove(window_id)
+        rows.remove(window_id, tags.check)
 
     return router
 

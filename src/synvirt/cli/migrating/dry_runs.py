@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from synvirt.cli import json_files
 from synvirt.cli.listing import at
 from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
 from synvirt.cli.program import FAILED, print_sheet
-from synvirt.errors import BadRequest, SynvirtError, content_of
+from synvirt.errors import BadRequest, SynvirtError
 from synvirt.sizes import counted, duration, sized
 
 if TYPE_CHECKING:
@@ -69,14 +69,11 @@ def speaking_as_options() -> Iterator[None]:
 
 def plan_in(path: Path) -> dict[str, Any]:
     """The plan in a file, with or without its envelope. BadRequest."""
-    try:
-        content = sys.stdin.buffer.read(_PLAN_BYTES_MAX + 1) if str(path) == "-" else content_of(path)
-        if len(content) > _PLAN_BYTES_MAX:
-            raise BadRequest(f"{path} has over {_PLAN_BYTES_MAX} bytes; a plan has some thousand")
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{path} is not JSON: {error}") from error
-    plan = document.get("plan", document) if isinstance(document, dict) else None
+    content = json_files.content(path)
+    if len(content) > _PLAN_BYTES_MAX:
+        raise BadRequest(f"{path} has over {_PLAN_BYTES_MAX} bytes; a plan has some thousand")
+    document = json_files.parsed(path, content)
+    plan = document.get("plan", document)
     if not isinstance(plan, dict):
         raise BadRequest(f"{path} holds no plan: an object with source, source_ref and mode")
     return plan

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from synvirt.cli.json_files import sent_from
 from synvirt.cli.listing import Cursor, at, full_id, print_table
 from synvirt.cli.migrating.following import follow, follow_several
 from synvirt.cli.options import Options, confirm, with_options
@@ -118,7 +119,7 @@ def dry_run(
     from synvirt.cli.migrating.dry_runs import plan_in, show_dry_run
 
     asked = plan_in(plan)
-    with options.connect() as client:
+    with options.connect() as client, sent_from(plan):
         show_dry_run(options, client, asked)
 
 
@@ -137,7 +138,7 @@ def submit(
     from synvirt.cli.migrating.dry_runs import plan_in
 
     asked = plan_in(plan)
-    with options.connect() as client:
+    with options.connect() as client, sent_from(plan):
         answer = client.ask("POST", "/migrations", json={"plan": asked})
     made = json.loads(answer)["id"]
     print(answer if options.json else f"Job {made} is queued. Watch it: synvirt migrations watch {made}")

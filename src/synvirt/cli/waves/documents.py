@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from synvirt.cli import json_files
 from synvirt.cli.listing import id_of, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
-from synvirt.cli.waves import asking
 from synvirt.cli.waves.asking import WAVES, WaveName
 from synvirt.sizes import counted
 
@@ -31,11 +31,12 @@ def import_(
 
     Example: synvirt waves import rvtools.xlsx --name november
     """
-    content = asking.content(document)
+    content = json_files.content(document)
     is_json = content.lstrip()[:1] == b"{"
     with options.connect() as client:
         if is_json and not (dry_run or name or into):
-            answer = client.ask("POST", WAVES.path, json=asking.parsed(document, content))
+            with json_files.sent_from(document):
+                answer = client.ask("POST", WAVES.path, json=json_files.parsed(document, content))
             found = json.loads(answer)
             made = [{"id": found["id"], "name": found["name"], "members": len(found["members"])}]
             answered = {"waves": made, "left_out": [], "problems": []}
@@ -82,13 +83,14 @@ def select(
 
 @with_options
 def replace(options: Options, wave: WaveName, document: Document) -> None:
-    """Replace a draft.
+    """Replace a draft. With the `etag` of an export it is refused, if the draft was changed since.
 
     Example: synvirt waves replace november november.json
     """
     with options.connect() as client:
         id_ = id_of(client, WAVES, wave)
-        answer = client.ask("PUT", f"{WAVES.path}/{id_}", json=asking.read(document))
+        with json_files.sent_from(document):
+            answer = client.ask("PUT", f"{WAVES.path}/{id_}", json=json_files.read(document))
     print(answer if options.json else f"Wave {id_} is replaced")
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from synvirt.cli import json_files
 from synvirt.cli.listing import Cursor, Limit, at, id_of, print_page, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
-from synvirt.cli.waves.asking import WAVES, MemberName, WaveName, read
+from synvirt.cli.waves.asking import WAVES, MemberName, WaveName
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
@@ -137,12 +138,13 @@ def simulate(
 
     Example: synvirt waves simulate november --more-destinations 1
     """
-    asked = {} if what_if is None else read(what_if)
+    asked = {} if what_if is None else json_files.read(what_if)
     if more_destinations:
         asked |= {"more_destinations": more_destinations}
     with options.connect() as client:
         path = f"{WAVES.path}/{id_of(client, WAVES, wave)}/simulate"
-        answer = client.ask("POST", path, json=asked, params={"format": format_})
+        with json_files.sent_from(what_if):
+            answer = client.ask("POST", path, json=asked, params={"format": format_})
     if options.json or format_ == "svg":
         print(answer)
         return

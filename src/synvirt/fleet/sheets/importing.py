@@ -16,7 +16,7 @@ from synvirt.errors import BadRequest, Conflict, InvalidPlan, SourceUnreachable,
 from synvirt.fleet.model import Group, MemberRequest, Wave, WaveRequest, WaveState
 from synvirt.fleet.querying import VmQuery, wave_of_query
 from synvirt.fleet.sheets.rows import KnownVm, SheetProblem, TakenIn, from_json, take_in, to_json
-from synvirt.fleet.waves import Waves, check
+from synvirt.fleet.waves import Waves, check, with_settings_of
 from synvirt.migrations.sources.registered import Inventory
 from synvirt.mistakes import place, worded
 from synvirt.model.kinds import Mode
@@ -123,7 +123,7 @@ class Importer:
     def _kept(self, requests: list[WaveRequest], seen: Wave | None) -> list[UUID | None]:
         if seen is None:
             return [one.id for one in self._waves.create_all(requests)]
-        return [self._waves.replace(seen.id, requests[0], seen=seen).id]
+        return [self._waves.replace(seen.id, requests[0], check=with_settings_of(seen), keeps_hooks=True).id]
 
     async def _listed(self, source_id: UUID) -> Inventory:
         """The VMs of a source. SourceUnreachable, also if it does not answer in time."""

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from synvirt.errors import BadRequest
 from synvirt.fleet.member_ids import LONGEST, NOT_IN_IDS, MemberIds
-from synvirt.fleet.model import MEMBERS_MAX, Group, MemberRequest, Wave, WaveRequest
+from synvirt.fleet.model import MEMBERS_MAX, SETTINGS, Group, MemberRequest, Wave, WaveRequest
 from synvirt.fleet.sheets import xlsx
 from synvirt.mistakes import place, worded
 from synvirt.model.checks import Check
@@ -39,6 +39,7 @@ PROBLEMS_MAX = 200
 # Programs that open a CSV run a cell with such a beginning as a formula (OWASP, «CSV injection»).
 # Excel in East Asia takes full-width signs, too.
 _FORMULA = (*"=+-@＝＋－＠", "\t", "\r", "\n", "'")
+_FORM = "WaveRequest in /openapi.json describes it, and an export is one"
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _YES = frozenset({"true", "1", "yes"})
 
@@ -129,16 +130,18 @@ def from_json(content: bytes) -> WaveRequest:
         return WaveRequest.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadRequest(f"the wave is not right at {place(first['loc']) or 'its beginning'}: {worded(first)}") from None
+        where = place(first["loc"])
+        raise BadRequest(f"{where}: {worded(first)}" if where else f"the wave {worded(first)}", hint=_FORM) from None
 
 
-def to_json(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = None) -> bytes:
+def to_json(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = None, *, etag: str | None = None) -> bytes:
     """All that `from_json` needs to make the same wave, a member a line. Webhooks are left out, as their secrets are never
     shown. `members`: replaces the wave's own, read one at a time, as holding thousands takes a second."""
-    head = wave.model_dump_json(include=set(WaveRequest.model_fields) - {"hooks", "members"}, indent=1)
+    head = wave.model_dump_json(include=set(SETTINGS - {"hooks"}), indent=1)
+    tag = f' "etag": {json.dumps(etag)},\n' if etag is not None else ""
     ours = set(MemberRequest.model_fields)
     lines = ",\n  ".join(one.model_dump_json(include=ours) for one in (wave.members if members is None else members))
-    return f'{head[:-2]},\n "members": [\n  {lines}\n ]\n}}\n'.encode()
+    return f'{{\n{tag}{head[2:-2]},\n "members": [\n  {lines}\n ]\n}}\n'.encode()
 
 
 def to_csv(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = None) -> bytes:

@@ -155,9 +155,9 @@ class Sources:
         self.waiting.wake(source_id)
         return source
 
-    def remove(self, source_id: UUID) -> None:
-        """Removes a source. Conflict, while a job that has not ended reads from it."""
-        self._rows.remove(source_id)
+    def remove(self, source_id: UUID, *, check: Callable[[Source, bytes], None] = lambda source, sealed: None) -> None:
+        """Removes a source. Conflict, while a job that has not ended reads from it. `check`: as for a change."""
+        self._rows.remove(source_id, check)
         self._listings.pop(source_id, None)
         self.on_change(source_id)
         shutil.rmtree(self._folder / str(source_id), ignore_errors=True)  # an adapter's sockets and scratch files
