@@ -312,5 +312,5 @@ def test_out_and_in_again_loses_nothing(made: tuple[MemberRequest, ...], name: s
 def test_json_that_is_none_of_ours_names_the_place() -> None:
     with pytest.raises(BadRequest, match=r"^members\[0\]\.plan: is required"):
         from_json(b'{"name": "x", "members": [{"id": "a", "vm": "a"}]}')
-    with pytest.raises(BadRequest, match="the wave is not right"):
+    with pytest.raises(BadRequest, match="the wave is not JSON"):
         from_json(b"{")
