@@ -29,7 +29,7 @@ MEMORY_MIB = 1024
 # were before: QEMU translates code once for each place in memory, and takes that for the most of a short program's time.
 CHEAP = (
     "mitigations=off init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off audit=0 lsm=landlock "
-    "transparent_hugepage=never clearcpuid=rep_good cgroup_disable=memory norandmaps cryptomgr.notests"
+    "transparent_hugepage=never clearcpuid=rep_good cgroup_disable=memory norandmaps cryptomgr.notests noreplace-smp"
 )
 
 

@@ -24,3 +24,12 @@ def test_a_package_that_cannot_be_had_leaves_nothing(
     with pytest.raises(KeyboardInterrupt if isinstance(how, KeyboardInterrupt) else Internal):
         pieces._fetch("agent", tmp_path / "cache" / "agent")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_module_carries_nothing_that_only_costs_an_emulated_guest_time() -> None:
+    """A signed module loses its signature, and its types get a name that the kernel does not look for. Others stay."""
+    signature = b"PKCS #7" * 30
+    head = bytes(8) + len(signature).to_bytes(4, "big")
+    signed = b"\x7fELF code\0.BTF\0.BTF_ids\0" + signature + head + b"~Module signature appended~\n"
+    assert pieces.lean(signed) == b"\x7fELF code\0.btf\0.BTF_ids\0"
+    assert pieces.lean(b"\x7fELF code") == b"\x7fELF code"

@@ -21,7 +21,7 @@ MINE = "LIBGUESTFS_APPEND"
 @pytest.mark.parametrize(
     ("kvm", "set_by_administrator", "parameters", "backend"),
     [
-        (False, None, "nr_cpus=1 mitigations=off clearcpuid=erms,fsrm,rep_good cryptomgr.notests", "force_tcg"),
+        (False, None, "nr_cpus=1 mitigations=off clearcpuid=erms,fsrm,rep_good cryptomgr.notests noreplace-smp", "force_tcg"),
         (False, "nr_cpus=2", "nr_cpus=2", "force_tcg"),
         (True, None, None, None),
         (True, "nr_cpus=2", "nr_cpus=2", None),

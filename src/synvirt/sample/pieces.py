@@ -125,7 +125,7 @@ def _modules(folder: Path) -> Iterator[tuple[tuple[str, bytes], ...]]:
         names = dict.fromkeys(one for name in group for one in (*dependencies.get(name, ()), name))
         new = [name for name in names if name in files and name not in loaded]
         loaded.update(new)
-        yield tuple((name, _unpacked(files[name])) for name in new)
+        yield tuple((name, lean(_unpacked(files[name]))) for name in new)
 
 
 def _wanted() -> tuple[tuple[str, ...], ...]:
@@ -158,6 +158,20 @@ def _dependencies(wanted: tuple[tuple[str, ...], ...], files: dict[str, Path]) -
 
 def _unpacked(module: Path) -> bytes:
     return lzma.decompress(module.read_bytes()) if module.suffix == ".xz" else module.read_bytes()
+
+
+# include/linux/module_signature.h: the signature, 12 bytes that end with its length, this line.
+SIGNED = b"~Module signature appended~\n"
+SIGNATURE_HEAD_BYTES = 12
+
+
+def lean(module: bytes) -> bytes:
+    """The module without what only costs an emulated guest time: the signature, which the kernel would check; and its types get
+    another name than the kernel looks for. At the first module with types the kernel reads all of its own too, 5 MiB."""
+    if module.endswith(SIGNED):
+        head = len(module) - len(SIGNED) - SIGNATURE_HEAD_BYTES
+        module = module[: head - int.from_bytes(module[head + SIGNATURE_HEAD_BYTES - 4 : head + SIGNATURE_HEAD_BYTES], "big")]
+    return module.replace(b"\0.BTF\0", b"\0.btf\0")
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
