@@ -17,7 +17,7 @@ from synvirt.backups.sources.made import MadeRows
 from synvirt.backups.sources.zfs import OfZfs
 from synvirt.backups.sources.zfs_moment import Moment
 from tests.fakes.backups import backups_of
-from tests.guest.zfs_backups import MIB, SIZE, Connection, Domain, beside, volume, without_libvirt, write
+from tests.guest.zfs_backups import MIB, RUN_TIMEOUT_S, SIZE, Connection, Domain, beside, volume, without_libvirt, write
 from tests.guest.zvols import zfs
 from tests.kinds.laws import LAWS, Kind, Place, cases, holds
 from tests.kinds.runs import HOST, BackupAgain
@@ -29,6 +29,7 @@ class OfZvols(BackupAgain):
     """The mark is a bookmark. A copy of it, which zfs makes with the same guid, is what each moment's run counts from."""
 
     way = "zfs"
+    within_s = RUN_TIMEOUT_S
     content = DATA + bytes(SIZE - len(DATA))
 
     def __init__(self, place: Place) -> None:

@@ -24,7 +24,7 @@ from synvirt.repository.repository import CONDEMNED_FOLDER, Repository, condemne
 from synvirt.repository.verify import verify_repository
 from synvirt.store import Store
 from tests.drawn import drawn
-from tests.fakes.backups import FakeGuests, backups_of, ended
+from tests.fakes.backups import ENDS_WITHIN_S, FakeGuests, backups_of, ended
 from tests.kinds.laws import End, Place, World
 
 HOST, GUEST = "local", "web"
@@ -42,6 +42,7 @@ class Runs(World):
 
     kind: str
     backups: Backups
+    within_s: float = ENDS_WITHIN_S
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -74,7 +75,7 @@ class Runs(World):
 
     def backed_up(self) -> RestorePoint:
         """A point that was there before."""
-        run = ended(self.backups, self.backups.run_job(self.place.outside["job"]).id)
+        run = ended(self.backups, self.backups.run_job(self.place.outside["job"]).id, within_s=self.within_s)
         assert run.error is None, run.error
         self.place.outside["before"].add(run.id)
         return self.backups.points.get(run.restore_point_ids[0])
@@ -85,7 +86,7 @@ class Runs(World):
         return mine[0] if mine else None
 
     def run(self, job_id: UUID) -> End:
-        return str(ended(self.backups, job_id).status).capitalize()  # type: ignore[return-value]
+        return str(ended(self.backups, job_id, within_s=self.within_s).status).capitalize()  # type: ignore[return-value]
 
     def problem(self, job_id: UUID) -> str:
         return str(self.backups.runs.get(job_id).error)
