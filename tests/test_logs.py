@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import structlog
@@ -60,6 +61,21 @@ with repeated(look, name="lease", every_s=0.001):
 os._exit(1)
 """
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False, capture_output=True).returncode == 0
+
+
+def test_a_value_without_spaces_does_not_control_the_terminal() -> None:
+    """The renderer escapes values with spaces alone. Its own colours stay."""
+    file, erase = _Terminal(), "\x1b[2J\x9b2J"
+    log_to("info", file)
+    structlog.get_logger().warning("a file is left out", name=f"web{erase}", path=Path(f"/x{erase}"))
+    logging.getLogger("library").warning("%s: gone", f"x{erase}")
+    try:
+        raise ValueError(f"no{erase}")
+    except ValueError:
+        structlog.get_logger().exception("this failed")
+    printed = file.getvalue()
+    assert printed.count("web\ufffd[2J\ufffd2J") == printed.count("x\ufffd[2J\ufffd2J") == 1
+    assert ("\x1b[2J" in printed, "\x9b" in printed, "\nTraceback" in printed) == (False, False, True)
 
 
 @pytest.mark.parametrize("file", [StringIO(), _Terminal()], ids=["lines", "terminal"])

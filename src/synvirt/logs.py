@@ -10,6 +10,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
+from synvirt.printable import printable
 from synvirt.redacting import redacted
 
 
@@ -59,12 +60,11 @@ def log_to(level: str, file: TextIO) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    for_people = [_printable, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     last: list[Any] = [
         structlog.processors.format_exc_info,
         _without_secrets,
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-        if people
-        else structlog.processors.JSONRenderer(default=str),
+        *(for_people if people else [structlog.processors.JSONRenderer(default=str)]),
     ]
     structlog.configure(
         processors=[*shared, *last],
@@ -82,6 +82,11 @@ def log_to(level: str, file: TextIO) -> None:
     logging.getLogger().setLevel(number)
     for name in _LOUD:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
+
+
+def _printable(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """The renderer shows a text without spaces as it is. What is no text it shows by `repr`, which escapes."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
 def _without_secrets(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
+from tests.fleet.made import member, wave
 from tests.offline import appliances
 
 MIB = 1 << 20
@@ -41,6 +42,23 @@ def test_a_file_of_any_name_is_looked_at_and_imported_and_its_job_has_a_name_of_
 def test_a_name_of_two_lines_is_one_row_in_a_table(service: Service, run: Run, image: Path) -> None:
     image.rename(service.settings.imports_dir / "one.qcow2\nqcow2  of another row.qcow2")
     assert len(run("files").stdout.splitlines()) == 2
+
+
+# Starts a control sequence by one character, as ESC and [ do; and turns the order of what follows.
+CONTROLS = "\x9b2J\u202egnp"
+
+
+def test_nothing_that_is_printed_controls_a_terminal(service: Service, run: Run) -> None:
+    """Nor an answer that is printed as it came; a script still reads the same names."""
+    made = service.waves.create(wave(member("shop")).model_copy(update={"name": f"night{CONTROLS}"}))
+    commands = (("list",), ("show", made.id), ("members", made.id), ("export", made.id), ("go", made.id))
+    for command in commands:
+        for options in ((), ("--json",)):
+            done = run("waves", *command, *options)
+            assert done.exit_code == 0, done.stderr
+            assert not set(CONTROLS) & {one for one in done.stdout + done.stderr if not one.isprintable()}, command
+    assert json.loads(run("waves", "list", "--json").stdout)["items"][0]["name"] == made.name
+    assert made.name.endswith(CONTROLS)
 
 
 @pytest.mark.parametrize("command", ["import", "inspect", "files"])

@@ -33,6 +33,7 @@ from synvirt.errors import (
 )
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan
+from synvirt.printable import escaped_json
 from synvirt.sizes import sized
 
 # A submitted plan's file is read: a few seconds on a slow share.
@@ -196,7 +197,9 @@ class Client(AbstractContextManager["Client"]):
     def _answer(self, response: httpx.Response) -> str:
         if response.status_code >= 300:
             raise _refusal(response, self._where)
-        return response.text
+        # It may be printed as it is, and an answer has names of others.
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return escaped_json(response.text) if is_json else response.text
 
     def upload(
         self, path: Path, *, sha256: str | None = None, on_sent: Callable[[int, int], None] = lambda _sent, _total: None
@@ -410,6 +413,8 @@ def _events(response: httpx.Response, where: str) -> Iterator[StreamEvent]:
     try:
         for event in EventSource(cast(httpx.Response, _Bounded(response))).iter_sse():
             if event.data:  # a comment between two events ends with an empty line, too
-                yield StreamEvent(event.event or "message", event.data, int(event.id) if event.id.isdecimal() else None)
+                yield StreamEvent(
+                    event.event or "message", escaped_json(event.data), int(event.id) if event.id.isdecimal() else None
+                )
     except SSEError as error:
         raise _stranger(where, "something other than events") from error

@@ -120,13 +120,15 @@ def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_
 
 def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """A table that fits into a terminal: names and sentences wrap, and nothing else is cut. A narrow terminal shows the
-    beginning of an ID, which every command accepts. Elsewhere each row is one line. The cells have gone through `shown`
-    already."""
+    beginning of an ID, which every command accepts. Elsewhere each row is one line."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(markup=False, highlight=False)
-    titles, rows = tuple(titles), [tuple(cell.replace("\n", "\N{REPLACEMENT CHARACTER}") for cell in row) for row in rows]
+    titles, rows = (
+        tuple(titles),
+        [tuple(shown(cell).replace("\n", "\N{REPLACEMENT CHARACTER}") for cell in row) for row in rows],
+    )
     if not console.is_terminal:  # a script may read it: no line is cut, and no row is two lines
         console.width = WIDEST
     if console.width < NARROW and "ID" in titles:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 
 from synvirt.errors import BadRequest, DiskWriteFailed, Internal, SynvirtError
+from synvirt.printable import printable
 
 # What a disk says that takes nothing more, whichever file a command writes there.
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -91,7 +92,7 @@ def print_error(code: str, detail: str, hint: str | None) -> None:
 
 def say(text: str, *, as_json: bool) -> None:
     """Prints a line for people: on stderr, if stdout is JSON."""
-    print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+    print(shown(text), file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
 def sheet(rows: Iterable[tuple[str, str]]) -> list[str]:
@@ -108,7 +109,5 @@ def print_sheet(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def shown(text: str) -> str:
-    """A text for a terminal. Names come from hostile archives, and must not control the terminal."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}" for character in text
-    )
+    """A text for a terminal."""
+    return printable(text)

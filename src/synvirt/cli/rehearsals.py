@@ -52,11 +52,11 @@ def rehearse(
         answer = client.ask(
             "POST", f"/migrations/{job_id}/rehearsals", json={"checks": [{**one, "within_s": within_s} for one in asked]}
         )
+        found = json.loads(answer)
         if wait:
-            (answer,) = _until_their_end(options, client, [json.loads(answer)])
-    found = json.loads(answer)
+            (found,) = _until_their_end(options, client, [found])
     if options.json:
-        print(answer)
+        print(json.dumps(found))
     elif wait:
         _sheet(found)
     else:
@@ -113,7 +113,7 @@ def together(
         answer = client.ask("POST", "/rehearsals", json=body)
         found = json.loads(answer)["items"]
         if wait:
-            found = [json.loads(one) for one in _until_their_end(options, client, found)]
+            found = _until_their_end(options, client, found)
     if options.json:
         print(json.dumps({"items": found, "next_cursor": None}))
     for one in found if not options.json else ():
@@ -149,12 +149,10 @@ def _checks_of_jobs(
     return found
 
 
-def _until_their_end(options: Options, client: "Client", begun: list[dict[str, Any]]) -> list[str]:
+def _until_their_end(options: Options, client: "Client", begun: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Waits for these rehearsals, and gives them as they ended. Ctrl-C stops the waiting, not the rehearsals."""
-    import json
-
     try:
-        return [_until_its_end(client, one["migration_id"], json.dumps(one), say=not options.json) for one in begun]
+        return [_until_its_end(client, one, say=not options.json) for one in begun]
     except KeyboardInterrupt:
         for one in begun:
             job_id, id_ = one["migration_id"], one["id"]
@@ -166,18 +164,18 @@ def _until_their_end(options: Options, client: "Client", begun: list[dict[str, A
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _until_its_end(client: "Client", job_id: str, answer: str, *, say: bool) -> str:
+def _until_its_end(client: "Client", found: dict[str, Any], *, say: bool) -> dict[str, Any]:
     import json
     import time
 
     state = ""
-    while (found := json.loads(answer))["state"] not in ENDS:
+    while found["state"] not in ENDS:
         if say and found["state"] != state:
             print(found["state"], flush=True)
         state = found["state"]
         time.sleep(POLL_S)
-        answer = client.ask("GET", f"/migrations/{job_id}/rehearsals/{found['id']}")
-    return answer
+        found = json.loads(client.ask("GET", f"/migrations/{found['migration_id']}/rehearsals/{found['id']}"))
+    return found
 
 
 @app.command("list")

@@ -23,6 +23,7 @@ from synvirt.cli.program import INTERRUPTED
 from synvirt.cli.sources import live_vm
 from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.nearest import did_you_mean_file
+from synvirt.printable import escaped_json
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
@@ -162,7 +163,7 @@ def _inspected_here(options: Options, path: Path, vm: str | None) -> str:
 
         where = resolved(where)
         root = where.parent if where.is_dir() else root_of(where)
-    return browsing.inspect(root, str(where), vm=vm).model_dump_json()
+    return escaped_json(browsing.inspect(root, str(where), vm=vm).model_dump_json())
 
 
 def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
@@ -173,7 +174,7 @@ def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
     # The person who runs the command may reach what this host reaches: the rules are for callers of a service.
     rules = Rules(allowed_hosts=("0.0.0.0/0", "::/0"), ca_file=options.settings.remote_ca_file)
     where, root = place(_received(RemoteFileRequest, asked), rules)
-    return browsing.inspect(root, str(where), vm=asked.get("vm")).model_dump_json()
+    return escaped_json(browsing.inspect(root, str(where), vm=asked.get("vm")).model_dump_json())
 
 
 def _received(model: type[Received], asked: dict[str, Any]) -> Received:

@@ -7,7 +7,7 @@ import typer
 
 from synvirt.cli.migrating.following import follow
 from synvirt.cli.options import Options
-from synvirt.cli.program import FAILED
+from synvirt.cli.program import FAILED, shown
 from synvirt.model.job import Migration
 from synvirt.model.repair import DiskRepair, Span
 
@@ -27,7 +27,7 @@ def repair_job(options: Options, client: Any, job_id: str, *, check_only: bool, 
     follow(options, client, str(made.id))
     ended: Migration = client.migration(made.id)
     if not options.json:
-        print(*found_by(ended), sep="\n")
+        print(shown("\n".join(found_by(ended))))
     if ended.repair is None or not ended.repair.is_right:
         raise typer.Exit(FAILED)
 

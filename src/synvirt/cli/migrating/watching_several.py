@@ -18,6 +18,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import UNENDED
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
+from synvirt.printable import escaped_json
 from synvirt.sizes import sized
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _lines(*, as_json: bool) -> Showing:
             if states.get(job.id) != job.state:
                 states[job.id] = job.state
                 text = f"{time.strftime('%H:%M:%S')} {str(job.id)[:8]} {stage(job)}  {shown(job.name)}"
-                print(job.model_dump_json() if as_json else text, flush=True)
+                print(escaped_json(job.model_dump_json()) if as_json else text, flush=True)
 
 
 def _live(*, as_json: bool) -> Showing:
