@@ -49,7 +49,8 @@ def take(reader: ReaderSpec, repository: RepositorySpec = HERE, **more: Any) -> 
     [
         (RawSpec(path="/vms/a"), HERE, {"/vms/a"}, Network.NONE),
         (NbdSpec(uri="nbd+unix:///x?socket=/run/n"), HERE, {"/run/n"}, Network.LOCAL),
-        (RawSpec(path="/vms/a"), PEER, {"/vms/a"}, Network.ANY),
+        (RawSpec(path="/vms/a"), PEER, {"/vms/a"}, Network.ELSEWHERE),
+        (NbdSpec(uri="nbd+unix:///x?socket=/run/n"), PEER, {"/run/n"}, Network.ANY),
     ],
 )
 def test_taking(reader: ReaderSpec, repository: RepositorySpec, reads: set[str], network: Network) -> None:
@@ -89,7 +90,7 @@ def test_a_zfs_that_refuses_is_said_when_its_disk_is_read(tmp_path: Path) -> Non
 def test_looking_for_damage_writes_nothing_but_the_cache() -> None:
     cage = cage_of_look(VerifyPointOrder(repository=HERE, point_id="p"))
     assert (cage.reads, cage.writes, cage.network, cage.programs) == (("/backups",), (CACHE,), Network.NONE, False)
-    assert cage_of_look(VerifyPointOrder(repository=PEER, point_id="p")).network is Network.ANY
+    assert cage_of_look(VerifyPointOrder(repository=PEER, point_id="p")).network is Network.ELSEWHERE
 
 
 @pytest.mark.parametrize(("dry_run", "reads", "writes"), [(False, (), ("/backups", CACHE)), (True, ("/backups",), (CACHE,))])
@@ -98,12 +99,13 @@ def test_a_collection_writes_the_repository_unless_it_only_counts(
 ) -> None:
     cage = cage_of_collecting(CollectOrder(repository=HERE, dry_run=dry_run))
     assert (cage.reads, cage.writes, cage.network, cage.programs) == (reads, writes, Network.NONE, False)
-    assert cage_of_collecting(CollectOrder(repository=PEER, dry_run=dry_run)).network is Network.ANY
+    assert cage_of_collecting(CollectOrder(repository=PEER, dry_run=dry_run)).network is Network.ELSEWHERE
 
 
 def test_serving_listens_in_its_folder() -> None:
     cage = cage_of_serving(ServeOrder(repository=HERE, point_id="p", sockets={0: "/run/s/0", 1: "/run/s/1"}))
     assert (cage.reads, set(cage.writes), cage.network) == (("/backups",), {"/run/s", CACHE}, Network.LOCAL)
+    assert cage_of_serving(ServeOrder(repository=PEER, point_id="p", sockets={0: "/run/s/0"})).network is Network.ANY
 
 
 def test_measuring_writes_nothing_but_the_cache() -> None:

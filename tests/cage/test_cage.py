@@ -20,7 +20,7 @@ CHILD = """
 import ctypes, json, os, socket, subprocess, sys, threading
 from synvirt.cage import Cage, Network, enter
 cage = json.loads(sys.argv[1])
-cage["network"] = Network(cage.get("network", "none"))
+cage["network"] = Network[cage.get("network", "NONE")]
 held = enter(Cage(**{key: tuple(value) if isinstance(value, list) else value for key, value in cage.items()}))
 try:
     found = eval(sys.argv[2])
@@ -111,7 +111,7 @@ def test_programs_run_in_the_same_cage(tmp_path: Path) -> None:
     needs("landlock", "seccomp")
     (tmp_path / "own").write_text("image")
     run = "subprocess.run(['cat', {}], capture_output=True).stdout.decode() or 'nothing'"
-    cage: dict[str, object] = {"reads": [str(tmp_path / "own")], "programs": True, "network": "local"}
+    cage: dict[str, object] = {"reads": [str(tmp_path / "own")], "programs": True, "network": "LOCAL"}
     assert child(run.format(repr(str(tmp_path / "own"))), **cage)["found"] == "image"
     assert child(run.format("'/etc/shadow'"), **cage)["found"] == "nothing"
 
@@ -127,23 +127,25 @@ def test_calls_whose_flags_no_filter_can_read_seem_to_be_missing(programs: bool)
 def test_a_program_starts_with_no_input_and_nobody_to_tell() -> None:
     """As those that readers start do: /dev/null is opened for reading and writing."""
     does = "subprocess.run(['cat'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode"
-    assert child(does, programs=True, network="local").get("found") == "0"
+    assert child(does, programs=True, network="LOCAL").get("found") == "0"
 
 
 def test_a_network_reader_may_connect() -> None:
-    found = child("socket.create_connection(('127.0.0.1', 9), 1)", network="any")
+    found = child("socket.create_connection(('127.0.0.1', 9), 1)", network="ANY")
     assert found["error"] == "ConnectionRefusedError"
 
 
-def test_one_that_stays_the_services_user_reaches_no_daemon_of_this_host() -> None:
-    """libvirtd asks the kernel who connects, and does what root or the service's user wants."""
+def test_one_that_stays_the_services_user_or_reads_from_elsewhere_reaches_no_daemon_of_this_host() -> None:
+    """libvirtd asks the kernel who connects, and does what root or the service's user wants; others go by a socket's mode."""
     needs("seccomp")
     connects = "socket.socket({}).connect({})"
     local = connects.format("socket.AF_UNIX", "'/run/nobody-listens'")
-    assert child(local, network="any", as_root=True)["error"] == "PermissionError"
-    assert child(local, network="any")["error"] == "FileNotFoundError"
+    assert child(local, network="ANY", as_root=True)["error"] == "PermissionError"
+    assert child(local, network="ELSEWHERE")["error"] == "PermissionError"
+    assert child("socket.create_connection(('127.0.0.1', 9), 1)", network="ELSEWHERE")["error"] == "ConnectionRefusedError"
+    assert child(local, network="ANY")["error"] == "FileNotFoundError"
     elsewhere = connects.format("socket.AF_INET", "('127.0.0.1', 9)")
-    assert child(elsewhere, network="any", as_root=True)["error"] == "ConnectionRefusedError"
+    assert child(elsewhere, network="ANY", as_root=True)["error"] == "ConnectionRefusedError"
 
 
 def test_every_layer_that_the_host_has_takes_hold() -> None:
@@ -215,7 +217,7 @@ def test_what_it_makes_as_the_service_is_the_services(service: tuple[str, ...], 
     folder = tmp_path / "repository"
     folder.mkdir(mode=0o700)
     os.chown(folder, owner, owner)
-    cage = json.dumps({"writes": [str(folder)], "files_as_service": True, "network": "local"})
+    cage = json.dumps({"writes": [str(folder)], "files_as_service": True, "network": "LOCAL"})
 
     def run(does: str) -> dict[str, object]:
         argv = [*service, sys.executable, "-P", "-c", CHILD, cage, does]
@@ -249,7 +251,7 @@ def test_within_a_namespace_of_users_the_cage_is_entered_too() -> None:
     """The network of a rehearsed guest, where the service is not root: what is in there has all rights, over nothing."""
     namespaces = "assert ctypes.CDLL(None).unshare(0x10000000 | 0x40000000) == 0\n"
     code = CHILD.replace("held = enter", f"{namespaces}held = enter")
-    argv = [*AS_THE_SERVICE, sys.executable, "-P", "-c", code, json.dumps({"network": "any"}), STATE]
+    argv = [*AS_THE_SERVICE, sys.executable, "-P", "-c", code, json.dumps({"network": "ANY"}), STATE]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)

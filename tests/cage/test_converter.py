@@ -143,5 +143,5 @@ def test_the_volumes_are_read_and_the_overlays_written(tmp_path: Path) -> None:
     description = argv[argv.index("cat") - 1]
     assert '"writes": ["/c", "/dev/kvm", "/var/lib/x/job"]' in description
     assert '"/dev/zvol/a"]' in description
-    assert '"network": "local"' in description
+    assert '"network": "LOCAL"' in description
     assert '"as_root": false' in description

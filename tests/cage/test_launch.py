@@ -116,7 +116,7 @@ def test_a_disk_in_a_pool_takes_a_network_and_its_settings() -> None:
     argv = image_tool(["qemu-img", "info"], writes=["/o/0.qcow2", "rbd:p/i:id=admin:conf=/etc/ceph/ceph.conf"])
     assert argv[0] == sys.executable
     fields = json.loads(argv[argv.index("qemu-img") - 1])
-    assert fields["network"] == "any"
+    assert fields["network"] == "ANY"
     assert fields["reads"] == ["/etc/ceph"]
     assert fields["writes"] == ["/o/0.qcow2"]
 

@@ -34,10 +34,10 @@ def order(reader: ReaderSpec) -> CopyOrder:
         (RAW, {"/imports/a.vmdk"}, Network.NONE, False),
         (ImageSpec(format="vmdk", over=RAW, root="/imports"), {"/imports", "/imports/a.vmdk"}, Network.NONE, False),
         (QemuSpec(driver="qed", path="/imports/a.qed", key_file="/k"), {"/imports/a.qed", "/k"}, Network.LOCAL, True),
-        (RawSpec(path="a.ova", remote=HTTPS), {"/etc/own.pem"}, Network.ANY, False),
+        (RawSpec(path="a.ova", remote=HTTPS), {"/etc/own.pem"}, Network.ELSEWHERE, False),
         (RawSpec(path="a.ova", remote=replace(HTTPS, url="smb://nas/x")), {"/etc/own.pem"}, Network.ANY, True),
         (NbdSpec(uri="nbd+unix:///x?socket=/run/n.sock"), {"/run/n.sock"}, Network.LOCAL, False),
-        (NbdSpec(uri="nbds://host/x?tls-certificates=/pki"), {"/pki"}, Network.ANY, False),
+        (NbdSpec(uri="nbds://host/x?tls-certificates=/pki"), {"/pki"}, Network.ELSEWHERE, False),
     ],
 )
 def test_what_a_reader_names(reader: ReaderSpec, reads: set[str], network: Network, programs: bool) -> None:
@@ -91,7 +91,7 @@ def test_a_worker_with_programs_does_not_reach_temporary_files_of_other_jobs(tmp
 
 def test_an_nfs_server_is_asked_as_root() -> None:
     cage = cage_of(order(NfsSpec(host="h", export="/e", path="d")))
-    assert (cage.as_root, cage.network, cage.programs) == (True, Network.ANY, False)
+    assert (cage.as_root, cage.network, cage.programs) == (True, Network.ELSEWHERE, False)
 
 
 def test_each_kind_of_reader_has_a_cage() -> None:

@@ -10,7 +10,7 @@ import resource
 import socket
 import sys
 from dataclasses import dataclass
-from enum import Enum
+from enum import Flag
 from pathlib import Path
 
 from synvirt.cage import landlock, seccomp
@@ -39,18 +39,19 @@ _SYSTEM = (
 _SINK = "/dev/null"
 
 
-class Network(Enum):
-    """What a child may open: nothing, Unix sockets of this host, or connections elsewhere too."""
+class Network(Flag):
+    """What sockets a child may open: of this host (Unix sockets), and to elsewhere. A right to open others' files is one to
+    connect to their Unix sockets, too: only a child that needs those may open them."""
 
-    NONE = "none"
-    LOCAL = "local"
-    ANY = "any"
+    NONE = 0
+    LOCAL = 1
+    ELSEWHERE = 2
+    ANY = 3
 
 
 _FAMILIES = {
-    Network.NONE: (),
     Network.LOCAL: (socket.AF_UNIX,),
-    Network.ANY: (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK),
+    Network.ELSEWHERE: (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK),
 }
 
 
@@ -89,7 +90,7 @@ def enter(cage: Cage) -> tuple[str, ...]:
     held = ["no_new_privs", "limits"]
     has = permitted()
     # Refused without CAP_SYS_ADMIN. A user namespace does not help: in one, capabilities do not apply to the host's files.
-    if cage.network is not Network.ANY and libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0:
+    if not cage.network & Network.ELSEWHERE and libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0:
         held.append("network namespace")
     if has:
         changes_user = not cage.as_root and may_change_user(has)
@@ -99,12 +100,14 @@ def enter(cage: Cage) -> tuple[str, ...]:
         reads = [Path(path) for path in (*_SYSTEM, *_own_files(), *cage.reads)]
         writes = [Path(path) for path in (_SINK, *cage.writes)]
         exact = [Path(path) for path in cage.exact]
-        landlock.restrict(reads=reads, writes=writes, opened=cage.opened, exact=exact, network=cage.network is Network.ANY)
+        elsewhere = bool(cage.network & Network.ELSEWHERE)
+        landlock.restrict(reads=reads, writes=writes, opened=cage.opened, exact=exact, network=elsewhere)
         held.append("landlock")
     for descriptor in cage.opened:
         os.close(descriptor)
     if seccomp.works():
-        families = [one for one in _FAMILIES[cage.network] if one != socket.AF_UNIX or not cage.as_root]
+        network = cage.network & ~Network.LOCAL if cage.as_root else cage.network
+        families = [family for kind, opened in _FAMILIES.items() if kind & network for family in opened]
         seccomp.restrict(sockets=families, programs=cage.programs)
         held.append("seccomp")
     return tuple(held)

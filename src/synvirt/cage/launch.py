@@ -26,7 +26,7 @@ _START = f"import sys; sys.path.append(sys.argv.pop(1)); from {__name__} import 
 
 def argv_in(cage: Cage, argv: Sequence[str]) -> list[str]:
     """The command that starts this program in that cage, which must allow programs."""
-    fields = {**asdict(replace(cage, programs=True)), "network": cage.network.value}
+    fields = {**asdict(replace(cage, programs=True)), "network": cage.network.name}
     return [sys.executable, "-I", "-S", "-c", _START, _SOURCES, json.dumps(fields), *argv]
 
 
@@ -50,5 +50,5 @@ def main() -> None:
     if program is None:
         sys.exit(f"the program {sys.argv[2]} is not installed")
     fields |= {name: tuple(fields[name]) for name in ("reads", "writes", "exact", "opened")}
-    enter(Cage(**{**fields, "network": Network(fields["network"])}))
+    enter(Cage(**{**fields, "network": Network[fields["network"]]}))
     os.execv(program, sys.argv[2:])  # noqa: S606 - an argv list, no shell

@@ -112,10 +112,9 @@ def _starts_programs(spec: object) -> bool:
 
 
 def _network(readers: list[object], writers: list[object], *, programs: bool) -> Network:
-    if any(_is_elsewhere(spec) for spec in (*readers, *writers)):
-        return Network.ANY
-    local = programs or any(isinstance(spec, NbdSpec) for spec in readers)
-    return Network.LOCAL if local else Network.NONE
+    elsewhere = any(_is_elsewhere(spec) for spec in (*readers, *writers))
+    local = programs or any(isinstance(spec, NbdSpec) and not _is_elsewhere(spec) for spec in readers)
+    return (Network.ELSEWHERE if elsewhere else Network.NONE) | (Network.LOCAL if local else Network.NONE)
 
 
 def _is_elsewhere(spec: object) -> bool:

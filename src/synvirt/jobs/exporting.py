@@ -39,5 +39,4 @@ def cage_of_export(order: ExportOrder, cage_of: Callable[[CopyOrder], Cage] = ca
     nowhere = FileWriterSpec(path=os.devnull, size_bytes=0)
     disks = tuple(DiskOrder(key=str(number), reader=spec, writer=nowhere) for number, spec in enumerate(order.disks))
     own = cage_of(CopyOrder(disks=disks))
-    network = Network.LOCAL if own.network is Network.NONE else own.network
-    return replace(own, writes=(*own.writes, order.folder), network=network)
+    return replace(own, writes=(*own.writes, order.folder), network=own.network | Network.LOCAL)

@@ -414,7 +414,7 @@ def main(argv: list[str]) -> int:
         asked = socket.socket(fileno=int(control))
         listeners = [socket.socket(fileno=int(one)) for one in listening]
         addresser = Addresser(tap, [asked, *listeners])
-        enter(Cage(network=Network.ANY, memory_bytes=MEMORY_BYTES, files=64, written_bytes=0))
+        enter(Cage(network=Network.ELSEWHERE, memory_bytes=MEMORY_BYTES, files=64, written_bytes=0))
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # again, as the user has changed since it was first set
         asked.send(b"{}")
         cards = json.loads(had)

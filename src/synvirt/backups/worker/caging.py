@@ -73,8 +73,7 @@ def cage_of_restore(order: CopyOrder) -> Cage:
         disks.append(replace(disk, reader=reader, writer=writer))
     own = cage_of(replace(order, disks=tuple(disks)))
     if programs:  # qemu-img writes qcow2, and reads the disk from a socket
-        local = Network.LOCAL if own.network is Network.NONE else own.network
-        own = replace(own, programs=True, network=local, writes=(*own.writes, *made), temporary=True)
+        own = replace(own, programs=True, network=own.network | Network.LOCAL, writes=(*own.writes, *made), temporary=True)
     return _with(own, [disk.reader.repository for disk in order.disks if isinstance(disk.reader, PointSpec)])
 
 
@@ -84,7 +83,7 @@ def _with(own: Cage, repositories: Iterable[RepositorySpec], *, writes_points: b
         if isinstance(repository.place, FolderSpec):
             (writes if writes_points else reads).append(repository.place.path)
         else:
-            network = Network.ANY
+            network |= Network.ELSEWHERE
         if repository.cache is None:
             temporary = True  # SQLite makes unnamed files there
         else:

@@ -56,7 +56,7 @@ def cage_of(look: Look, folder: str | None) -> Cage:
     return Cage(
         reads=tuple(reads),
         writes=() if folder is None else (folder,),
-        network=local if remote is None else Network.ANY,
+        network=local if remote is None else local | Network.ELSEWHERE,
         programs=look.programs,
         memory_bytes=MEMORY_BYTES,
         cpu_s=CPU_S,
