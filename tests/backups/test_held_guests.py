@@ -154,7 +154,7 @@ class Silent:
     def __init__(self) -> None:
         self.asked = threading.Event()
 
-    async def carry_out(self, _order: Any, _on_message: Any, stopped: Callable[[], bool]) -> Ended:
+    async def carry_out(self, _order: Any, _heard: Any, stopped: Callable[[], bool], _on_kept: Any = None) -> Ended:
         self.asked.set()
         while not stopped():
             await asyncio.sleep(0.001)

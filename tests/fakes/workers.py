@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from synvirt.errors import SynvirtError
 from synvirt.jobs import process
-from synvirt.jobs.process import Ended, OnMessage
+from synvirt.jobs.process import Ended, OnKept, OnMessage, log_kept
 from synvirt.jobs.wire import Broken, CarriedOut, Message, WireModel, message_of
 from synvirt.jobs.worker import Tasks, carry_out, read_order
 from synvirt.worker import TASKS
@@ -34,7 +34,9 @@ class InProcess:
     async def send(self, line: WireModel) -> None:
         self._lines.put(line.to_line())
 
-    async def carry_out(self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool]) -> Ended:
+    async def carry_out(
+        self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool], on_kept: OnKept = log_kept
+    ) -> Ended:
         loop = asyncio.get_running_loop()
         last: Broken | CarriedOut | None = None
 

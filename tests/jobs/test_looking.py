@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.cage import layers
+from synvirt.cage import Network, layers
 from synvirt.disks.roots import Root
 from synvirt.disks.specs import ChecksumSpec, ImageSpec, NbdSpec, QemuSpec, RawSpec
 from synvirt.errors import (
@@ -182,6 +182,6 @@ def test_an_order_is_what_was_asked(tmp_path: Path) -> None:
 
 def test_the_cage_of_a_look(tmp_path: Path) -> None:
     here = looker.cage_of(Look("detect", tmp_path, "a", 1), None)
-    assert (set(here.reads), here.writes, here.network.value, here.programs) == ({str(tmp_path)}, (), "none", False)
+    assert (set(here.reads), here.writes, here.network, here.programs) == ({str(tmp_path)}, (), Network.NONE, False)
     there = looker.cage_of(Look("detect", ELSEWHERE, "a", 1), None)
-    assert (there.reads, there.writes, there.network.value) == ((), (), "any")
+    assert (there.reads, there.writes, there.network) == ((), (), Network.ELSEWHERE)

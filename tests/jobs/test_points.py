@@ -14,6 +14,7 @@ from blake3 import blake3
 from synvirt import xml_document
 from synvirt.backups.restores.domain import foreign, read_here
 from synvirt.backups.service import Backups
+from synvirt.cage import Network
 from synvirt.errors import BackupBadRequest, BackupImmutable, Internal, RepositoryDamaged
 from synvirt.jobs.inspecting import looker
 from synvirt.jobs.inspecting.look import Look
@@ -115,7 +116,7 @@ def test_a_thousand_points_are_few_children(caged: CagedPoints, monkeypatch: pyt
 
 def test_what_reads_a_point_has_neither_key_nor_file_nor_network(caged: CagedPoints) -> None:
     cage = looker.cage_of(Look("manifests", None, "a point", 1, contents=(b"x",)), None)
-    assert (cage.reads, cage.writes, cage.network.value, cage.programs) == ((), (), "none", False)
+    assert (cage.reads, cage.writes, cage.network, cage.programs) == ((), (), Network.NONE, False)
 
 
 # ── readers that misbehave on purpose ────────────────────────────────────────────────────────────────────────────────

@@ -53,6 +53,16 @@ class WorkerDied(Internal):
     """The worker ended without a last message."""
 
 
+class WorkerKept(Internal):
+    """A killed worker has not ended. Nothing that it made can be removed before, as it may still write."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a worker was killed and has not ended: the kernel waits for a file system that does not answer",
+            hint="the job ends when that file system's server answers, or after `umount -f` of its mount on this host",
+        )
+
+
 @dataclass(frozen=True)
 class Ended:
     """How an order ended. `last`: the worker's last message; None: it ended without one. `returncode` is negative for a signal.
@@ -84,12 +94,21 @@ class Ended:
 OnMessage = Callable[[Moved | Flushed | Result], Awaitable[None]]
 
 
+OnKept = Callable[[WorkerKept], Awaitable[None]]
+
+
+async def log_kept(_kept: WorkerKept) -> None:
+    """The log has it already."""
+
+
 class Worker(Protocol):
     """Carries out one order. `on_message` gets each message except the last one; what it raises ends the worker and is raised.
-    `stopped` is asked often: once it is True the worker is asked to stop, and killed if it does not. `send`: sends one more
-    line."""
+    `stopped` is asked often: once it is True the worker is asked to stop, and killed if it does not. `on_kept`: it was killed,
+    and does not end. `send`: sends one more line."""
 
-    async def carry_out(self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool]) -> Ended: ...
+    async def carry_out(
+        self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool], on_kept: OnKept = log_kept
+    ) -> Ended: ...
     async def send(self, line: WireModel) -> None: ...
 
 
@@ -124,6 +143,7 @@ class _Process:
     def __init__(self, child: asyncio.subprocess.Process, *, keepalive_s: float, stalled_s: float | None) -> None:
         self._child, self._keepalive_s, self._stalled_s = child, keepalive_s, stalled_s
         self._stall = Stall(Watched.NEVER, None)
+        self._naming: asyncio.Task[None] | None = None
 
     async def send(self, line: WireModel) -> None:
         if self._child.stdin is None:
@@ -133,10 +153,14 @@ class _Process:
             await self._child.stdin.drain()
         self._stall.answered()
 
-    async def carry_out(self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool]) -> Ended:
+    async def carry_out(
+        self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool], on_kept: OnKept = log_kept
+    ) -> Ended:
         stderr = asyncio.create_task(_tail(self._child))
         self._stall = stall = Stall(order.watched if isinstance(order, Order) else Watched.NEVER, self._stalled_s)
-        stopper = asyncio.create_task(_end_when(lambda: stall.look() or stopped(), self._child))
+        stopper = asyncio.create_task(
+            _end_when(lambda: stall.look() or stopped(), self._child, lambda: self._name_kept(on_kept))
+        )
         heartbeat = asyncio.create_task(self._keep_alive())
         try:
             last = await self._converse(order, on_message)
@@ -144,9 +168,16 @@ class _Process:
         finally:
             stopper.cancel()
             heartbeat.cancel()
+            naming = self._name_kept(on_kept)
             await _end(self._child)
+            await naming  # not cancelled: it may be writing to the store
             messages = await stderr
         return Ended(last, returncode, messages, stall.after_s if stall.is_over else None)
+
+    def _name_kept(self, on_kept: OnKept) -> asyncio.Task[None]:
+        if self._naming is None:
+            self._naming = asyncio.create_task(_name_kept(self._child, on_kept))
+        return self._naming
 
     async def _keep_alive(self) -> None:
         """Sends empty lines. A worker that gets none ends itself."""
@@ -173,11 +204,7 @@ class _Process:
 async def _end(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    naming = asyncio.create_task(_name_kept(child))
-    try:
-        await child.wait()
-    finally:
-        naming.cancel()
+    await child.wait()
     if child.stdin is not None:
         # asyncio keeps the error of a write that found the worker gone, and would log it as one that nobody looked at.
         if not child.stdin.is_closing():
@@ -186,15 +213,16 @@ async def _end(child: asyncio.subprocess.Process) -> None:
             await child.stdin.wait_closed()
 
 
-async def _name_kept(child: asyncio.subprocess.Process) -> None:
-    """Logs that a killed worker has not ended. Whoever waits for its end cancels this. Nothing can be removed before, as the
-    worker may still write."""
-    await asyncio.sleep(STOP_GRACE_S)
-    log.warning(
-        "a killed worker has not ended: the kernel waits for a file system that does not answer",
-        pid=child.pid,
-        hint="it ends when the server answers, or after `umount -f` of that mount; then the job ends",
-    )
+async def _name_kept(child: asyncio.subprocess.Process, on_kept: OnKept) -> None:
+    """Says that a killed worker has not ended."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_GRACE_S):
+            await child.wait()
+            return
+    kept = WorkerKept()
+    log.warning("a killed worker has not ended", pid=child.pid, cause=kept.detail, hint=kept.hint)
+    with contextlib.suppress(SynvirtError):  # the store may be on that file system, too
+        await on_kept(kept)
 
 
 async def _tail(child: asyncio.subprocess.Process) -> str:
@@ -205,11 +233,11 @@ async def _tail(child: asyncio.subprocess.Process) -> str:
     return text.strip()
 
 
-async def _end_when(stopped: Callable[[], bool], child: asyncio.subprocess.Process) -> None:
+async def _end_when(stopped: Callable[[], bool], child: asyncio.subprocess.Process, killed: Callable[[], object]) -> None:
     while not stopped():
         await asyncio.sleep(STOP_POLL_S)
     with contextlib.suppress(ProcessLookupError):
         child.terminate()
         await asyncio.sleep(STOP_GRACE_S)
         child.kill()
-        await _name_kept(child)
+        killed()

@@ -104,7 +104,7 @@ async def run_opened_pass(
                 order = replace(order, yields_to=yields_to)
                 if order.disks:
                     async with sharing(worker, rate, job.stop) as listener.turns:
-                        ended = await worker.carry_out(order, listener.on_message, job.stop.is_set)
+                        ended = await worker.carry_out(order, listener.on_message, job.stop.is_set, patience.show)
                     job.stop.check()
                     ended.check(ANSWERED)
 

@@ -111,8 +111,7 @@ class Patience:
             until = now() + timedelta(seconds=left_s)
             every = f"{pause_s / 60:.0f} min" if pause_s >= 60 else f"{pause_s:.0f} s"
             again = f"It is tried again every {every} until {until:%Y-%m-%d %H:%M} UTC"
-            await job.show(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
-            self._shown = True
+            await self.show(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
         job.leave_turn()
         if isinstance(trouble, GuestStaysOn):
             await job.leave_slots()
@@ -125,6 +124,11 @@ class Patience:
         await job.take_turn()
         if isinstance(trouble, GuestStaysOn):
             await job.take_slots()
+
+    async def show(self, trouble: SynvirtError) -> None:
+        """Shows what is waited for, until it is over."""
+        await self._job.show(trouble)
+        self._shown = True
 
     async def over(self) -> None:
         """The trouble is over. The next one counts from its own start."""

@@ -72,7 +72,7 @@ async def _tried(job: Job, patience: Patience) -> None:
         async with job.rooms.workers() as worker, _sources(job) as sources:
             order = await job.in_thread(_order, job, left, sources, marks)
             listener.worker = worker
-            ended = await worker.carry_out(order, listener.on_message, job.stop.is_set)
+            ended = await worker.carry_out(order, listener.on_message, job.stop.is_set, patience.show)
             job.stop.check()
             ended.check(ANSWERED)
 
