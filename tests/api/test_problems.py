@@ -61,6 +61,8 @@ def test_a_wrong_plan_names_the_field(refusing: httpx.Client, plan: dict[str, An
     assert reported in assert_problem(response, 400, "E_MIG_INVALID_PLAN")["detail"]
 
 
+TWICE = json.dumps({"plan": OFFLINE}).encode().replace(b'"mode"', b'"mode": "Warm", "mode"')
+
 WRONG_BODIES: list[tuple[bytes, str]] = [
     (b"", "the body: is not JSON"),
     (b"{", "the body: is not JSON"),
@@ -75,6 +77,7 @@ WRONG_BODIES: list[tuple[bytes, str]] = [
     (b'{"a":' * 100_000, "the body: is not JSON: recursion limit exceeded"),
     (b'{"' + b"x" * 100_000 + b'": 1}', "x: is not a known field"),
     (b" " * ((1 << 20) + 1), "the body is over 1048576 bytes"),
+    (TWICE, "mode: is given more than once"),
 ]
 
 

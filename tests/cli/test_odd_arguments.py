@@ -141,3 +141,13 @@ def test_a_value_that_nobody_reads_is_not_repeated_whole(
         shown = done.output + out + err
         assert "yyy" in shown, line.replace(WHOLE, "WHOLE")
         assert len(shown) < 2500, line.replace(WHOLE, "WHOLE")
+
+
+def test_a_window_whose_times_have_passed_is_said_to_stay_shut(service: Service, run: Run) -> None:
+    def times(year: int) -> tuple[str, ...]:
+        return "--start", f"{year}-01-01T00:00:00", "--end", f"{year}-01-01T01:00:00"
+
+    shut = "It does not open any more: its times have passed"
+    assert shut in run("windows", "add", "night", *times(2020)).stdout
+    assert shut not in run("windows", "change", "night", *times(2999)).stdout
+    assert shut in run("windows", "change", "night", *times(2021)).stdout

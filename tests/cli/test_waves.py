@@ -95,6 +95,8 @@ def test_a_mistake_in_a_file_is_not_explained_by_the_command_s_help(
         assert done.exit_code == 2 or "E_MIG_INVALID_PLAN" in done.stderr
         assert f"{file}" in done.stderr
         assert "hint: /openapi.json of the service describes it" in done.stderr
+    file.write_text('{"name": "a", "name": "b"}')
+    assert "name is given more than once" in run(*({"FILE": str(file), "WAVE": id_}.get(word, word) for word in command)).stderr
 
 
 def test_an_export_replaces_only_the_draft_that_it_was_made_of(service: Service, run: Run, tmp_path: Path) -> None:

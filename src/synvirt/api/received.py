@@ -15,7 +15,9 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from synvirt.api.problems import refused
+from synvirt.api.strict import ONE_COUNTS
 from synvirt.errors import BadRequest, UnsupportedMediaType
+from synvirt.json_once import Doubled, refuse_doubled
 from synvirt.model.values import Received
 from synvirt.sizes import KIB, MIB
 
@@ -40,12 +42,21 @@ def json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Call
         body = await bounded(request, limit_bytes)
         try:
             if len(body) > AT_ONCE_BYTES:
-                return await run_in_threadpool(model.model_validate_json, body, strict=True)
-            return model.model_validate_json(body, strict=True)
+                return await run_in_threadpool(_read, model, body)
+            return _read(model, body)
         except ValidationError as error:
             mistakes = error.errors(include_url=False)
             raise refused([{**mistake, "loc": ("body", *mistake["loc"])} for mistake in mistakes]) from None
 
+    return read
+
+
+def _read(model: type[Body], body: bytes) -> Body:
+    read = model.model_validate_json(body, strict=True)
+    try:
+        refuse_doubled(body)
+    except Doubled as doubled:
+        raise BadRequest(f"{str(doubled)[:100]}: is given more than once", hint=ONE_COUNTS) from None
     return read
 
 

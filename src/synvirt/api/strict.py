@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from synvirt.errors import BadRequest
 from synvirt.nearest import did_you_mean
 
+ONE_COUNTS = "give it once: it is not known which one counts"
 # The caller's text comes back in the answer: enough to recognise it.
 _NAME_CHARS_SHOWN = 100
 
@@ -26,7 +27,7 @@ def known_parameters(request: Request) -> None:
     known = sorted(several)
     for name in request.query_params:
         if name in known and not several[name] and len(request.query_params.getlist(name)) > 1:
-            raise BadRequest(f"{name}: is given more than once", hint="give it once: it is not known which one counts")
+            raise BadRequest(f"{name}: is given more than once", hint=ONE_COUNTS)
         if name not in known:
             near = did_you_mean(name, known)
             takes = f"it takes {', '.join(known)}" if known else "it takes none"

@@ -1,12 +1,13 @@
 """Documents in JSON that a person names: a plan, a wave, the numbers of a simulation."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from synvirt.json_once import Doubled, loads_once
 
 _FORM = "/openapi.json of the service describes it; `synvirt waves export` prints a wave"
 
@@ -28,7 +29,9 @@ def parsed(document: Path, content: bytes) -> dict[str, Any]:
     from synvirt.errors import BadRequest
 
     try:
-        found = json.loads(content)
+        found = loads_once(content)
+    except Doubled as doubled:
+        raise BadRequest(f"{document}: {doubled} is given more than once", hint="give it once") from None
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{document} is not JSON: {error}", hint=_FORM) from error
     if not isinstance(found, dict):

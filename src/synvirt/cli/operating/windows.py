@@ -87,7 +87,8 @@ def add(
     body = {"id": window, "name": window} | _given(name=name, start=start, end=end, zone=zone, rule=rule, lockout=lockout)
     with options.connect() as client:
         answer = client.ask("POST", "/windows", json=body)
-    print(answer if options.json else f"Window {shown(window)} is made. Plans name it: --window {shown(window)}")
+    made = f"Window {shown(window)} is made. Plans name it: --window {shown(window)}"
+    print(answer if options.json else made + _never(answer))
 
 
 @app.command()
@@ -114,7 +115,7 @@ def change(
 
     with options.connect() as client:
         answer = client.edit("PUT", f"/windows/{segment(window)}", changed)
-    print(answer if options.json else f"Window {shown(window)} is changed")
+    print(answer if options.json else f"Window {shown(window)} is changed{_never(answer)}")
 
 
 @app.command()
@@ -128,6 +129,14 @@ def remove(options: Options, window: WindowId) -> None:
         client.ask("DELETE", f"/windows/{segment(window)}")
     if not options.json:
         print(f"Window {shown(window)} is removed")
+
+
+def _never(answer: str) -> str:
+    """A remark, where the window will not open: it is not refused, as a sheet or a clock may be behind."""
+    import json
+
+    found = json.loads(answer)
+    return "" if found["open"] or found["opens_at"] else ". It does not open any more: its times have passed"
 
 
 def _given(
