@@ -1,6 +1,7 @@
 """All commands, assembled. A command's modules are imported when it runs, so that `synvirt --help` is quick."""
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -30,6 +31,15 @@ _ORDER = (
 
 # Typer's message for a wrong value of an enumeration.
 _NO_CHOICE = re.compile(r"'(.*)' is not one of (.*)\.")
+# Typer's message for a command that a group does not have; where one is nearly called so, it goes on.
+_NO_COMMAND = re.compile(r"No such command '(.*)'\.", re.DOTALL)
+# Words of other command lines for ours.
+_ALSO_CALLED = (
+    ("add", "create", "new", "make", "register"), ("remove", "revoke", "delete", "rm", "del", "forget"),
+    ("list", "ls"), ("show", "get", "info", "describe", "status"), ("watch", "follow", "tail", "wait"),
+    ("cancel", "stop", "abort", "kill"), ("go", "start", "begin", "resume"), ("change", "edit", "update", "set"),
+    ("migrations", "jobs", "migrate"), ("files", "ls"), ("sources", "vcenter", "platforms"), ("doctor", "check"),
+)  # fmt: skip
 # The key in a context that holds whether --json was typed anywhere: a command that cannot be parsed has stored no options.
 _JSON = "synvirt.json"
 
@@ -102,11 +112,19 @@ def _worded(error: Any, *, as_json: bool) -> Any:
         error.message = worded(cause.errors(include_url=False)[0])
     if (wrong := _NO_CHOICE.fullmatch(error.message)) is not None:
         error.message = none_of(wrong[1], re.findall("'([^']*)'", wrong[2]))
+    if (missing := _NO_COMMAND.fullmatch(error.message)) is not None:
+        error.message += _meant(missing[1], error.ctx.command.list_commands(error.ctx))
     message = shortened(error.format_message())
     error.format_message = lambda: message
     if as_json:
         print_error_as_json(BadRequest(message))
     return error
+
+
+def _meant(typed: str, commands: Sequence[str]) -> str:
+    """Which of the group's commands another word may mean; else, what they are."""
+    found = [one for words in _ALSO_CALLED if typed in words for one in commands if one in words]
+    return f" Did you mean {' or '.join(map(repr, found))}?" if found else f" There are: {', '.join(commands)}"
 
 
 app = typer.Typer(
