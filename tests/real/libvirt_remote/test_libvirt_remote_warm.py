@@ -30,6 +30,7 @@ from synvirt.model.sources import Source, SourceTest
 from synvirt.sample import ID_PATH, Sample
 from synvirt.sizes import MIB
 from tests.needs import need
+from tests.real.libvirt_remote.gone_on import started
 from tests.real.test_service import _guests, service
 from tests.running import forked
 from tests.servers.libvirt_lab import LibvirtLab, lab, until
@@ -63,13 +64,11 @@ class Guest:
     _chain: int | None = None
 
     def __init__(self, host: LibvirtLab, sample: Sample, cards: str = "") -> None:
-        assert sample.raw is not None
-        disk = host.disk("1M")
-        subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(sample.raw), str(disk)], check=True)
-        channel = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
-        # The second one holds nothing, and could not be tracked.
-        self.domain = host.domain(disk, host.disk("2G", "raw"), extra=channel + cards, memory_mib=256)
-        self.domain.create()
+        self.domain = started(host, sample, cards, self._until_agent)
+        self._until_agent(self.domain)
+
+    def _until_agent(self, domain: Any) -> None:
+        self.domain = domain
         until(lambda: self.ask("guest-ping") is not None, BOOT_TIMEOUT_S)
 
     def ask(self, command: str, **arguments: object) -> Any | None:
