@@ -65,8 +65,8 @@ def test_a_guest_boots_by_the_entry_that_it_had_before(
     need("mcopy", "mtools")
     monkeypatch.setattr(sample_disk, "INITRAMFS_INIT", INIT)
     parts = pieces.gather(pieces.cache_dir())
-    module = next(pieces._kernel(pieces.cache_dir())[1].rglob("efivarfs.ko"))
-    parts = replace(parts, modules=(*parts.modules, (("efivarfs", module.read_bytes()),)))
+    module = next(pieces._kernel(pieces.cache_dir())[1].rglob("efivarfs.ko*"))
+    parts = replace(parts, modules=((("efivarfs", pieces.lean(pieces._unpacked(module))),),))
     (tmp_path / "initrd.gz").write_bytes(gzip.compress(sample_disk._initramfs(parts), 1))
     image = tmp_path / "uefi.raw"
     with image.open("wb") as file:
