@@ -10,8 +10,8 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
-from synvirt.printable import printable
 from synvirt.redacting import redacted
+from synvirt.texts.printable import printable
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from synvirt.json_once import Doubled, loads_once
+from synvirt.texts.json_once import Doubled, loads_once
 
 _FORM = "/openapi.json of the service describes it; `synvirt waves export` prints a wave"
 
