@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from synvirt.redacting import redacted
-from synvirt.texts.printable import printable
+from synvirt.texts import printable
 
 
 @contextmanager

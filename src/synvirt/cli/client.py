@@ -34,7 +34,7 @@ from synvirt.errors import (
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import sized
-from synvirt.texts.printable import escaped_json
+from synvirt.texts import escaped_json
 
 # A submitted plan's file is read: a few seconds on a slow share.
 ANSWER_TIMEOUT_S = 60.0

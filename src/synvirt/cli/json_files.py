@@ -7,8 +7,6 @@ from typing import Any
 
 import typer
 
-from synvirt.texts.json_once import Doubled, loads_once
-
 _FORM = "/openapi.json of the service describes it; `synvirt waves export` prints a wave"
 
 
@@ -27,6 +25,7 @@ def content(document: Path) -> bytes:
 def parsed(document: Path, content: bytes) -> dict[str, Any]:
     """The object in `content`, which is the file `document`. BadRequest."""
     from synvirt.errors import BadRequest
+    from synvirt.texts.json_once import Doubled, loads_once
 
     try:
         found = loads_once(content)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 
 from synvirt.errors import BadRequest, DiskWriteFailed, Internal, SynvirtError
-from synvirt.texts.printable import printable
+from synvirt.texts import printable
 
 # What a disk says that takes nothing more, whichever file a command writes there.
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})

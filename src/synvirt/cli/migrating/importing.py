@@ -23,7 +23,7 @@ from synvirt.cli.program import INTERRUPTED
 from synvirt.cli.sources import live_vm
 from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.nearest import did_you_mean_file
-from synvirt.texts.printable import escaped_json
+from synvirt.texts import escaped_json
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from synvirt.cli.json_files import sent_from
 from synvirt.cli.listing import Cursor, at, full_id, print_table
 from synvirt.cli.migrating.following import follow, follow_several
 from synvirt.cli.options import Options, confirm, with_options
@@ -116,6 +115,7 @@ def dry_run(
 
     Example: synvirt migrations dry-run web01.json
     """
+    from synvirt.cli.json_files import sent_from
     from synvirt.cli.migrating.dry_runs import plan_in, show_dry_run
 
     asked = plan_in(plan)
@@ -135,6 +135,7 @@ def submit(
     """
     import json
 
+    from synvirt.cli.json_files import sent_from
     from synvirt.cli.migrating.dry_runs import plan_in
 
     asked = plan_in(plan)

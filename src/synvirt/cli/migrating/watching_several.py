@@ -19,7 +19,7 @@ from synvirt.model.kinds import UNENDED
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
 from synvirt.sizes import sized
-from synvirt.texts.printable import escaped_json
+from synvirt.texts import escaped_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from synvirt.cli import json_files
 from synvirt.cli.listing import id_of, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
@@ -31,6 +30,8 @@ def import_(
 
     Example: synvirt waves import rvtools.xlsx --name november
     """
+    from synvirt.cli import json_files
+
     content = json_files.content(document)
     is_json = content.lstrip()[:1] == b"{"
     with options.connect() as client:
@@ -87,6 +88,8 @@ def replace(options: Options, wave: WaveName, document: Document) -> None:
 
     Example: synvirt waves replace november november.json
     """
+    from synvirt.cli import json_files
+
     with options.connect() as client:
         id_ = id_of(client, WAVES, wave)
         with json_files.sent_from(document):

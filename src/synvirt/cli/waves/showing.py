@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from synvirt.cli import json_files
 from synvirt.cli.listing import Cursor, Limit, at, id_of, print_page, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
@@ -138,6 +137,8 @@ def simulate(
 
     Example: synvirt waves simulate november --more-destinations 1
     """
+    from synvirt.cli import json_files
+
     asked = {} if what_if is None else json_files.read(what_if)
     if more_destinations:
         asked |= {"more_destinations": more_destinations}
