@@ -2,7 +2,8 @@
 
 import pytest
 
-from synvirt.jobs.stalling import LEAST_BPS, Stall
+from synvirt.http_answers import LEAST_BPS
+from synvirt.jobs.stalling import Stall
 from synvirt.jobs.wire import Flushed, Moved, Result, Watched
 
 AFTER_S = 10.0

@@ -34,6 +34,7 @@ def test_only_attempts_in_a_row_that_bring_nothing_end_a_pass(attempts: list[boo
     rooms = SimpleNamespace(store=SimpleNamespace(watermarks=lambda *_: {}))
     job = SimpleNamespace(id=uuid4(), stop=SimpleNamespace(sleep=slept), in_thread=in_thread, rooms=rooms)
     listener: Any = SimpleNamespace(job=job, number=1, moved=False)
+    listener.begin_attempt = lambda: setattr(listener, "moved", False)
 
     async def attempt(_: object) -> None:
         assert not listener.moved

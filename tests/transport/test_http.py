@@ -1,21 +1,25 @@
 """HttpClient against real sockets: what a server may do to it."""
 
 import contextlib
+import io
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from synvirt import answer_heads
-from synvirt.errors import BadRequest, SourceUnreachable
+from synvirt import http_answers
+from synvirt.errors import BadRequest, RepositoryUnreachable, SourceUnreachable
 from synvirt.remote import http as remote_http
 from synvirt.remote import retrying
 from synvirt.remote.reading import RemoteReader
+from synvirt.repository.peer import PeerFolder, PeerPlace
 from synvirt.transport import Answer, HttpClient, Trust, http
 from synvirt.transport.https import PlainConnection
 from tests.servers import remote_servers
@@ -163,7 +167,7 @@ def test_a_head_without_an_end_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server that sends something now and then is not silent; it must not hold a thread of ours."""
-    monkeypatch.setattr(answer_heads, "HEAD_WITHIN_S", 1.0)
+    monkeypatch.setattr(http_answers, "HEAD_WITHIN_S", 1.0)
     monkeypatch.setattr(remote_http, "READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(retrying, "PAUSES_S", ())
     gone = threading.Event()
@@ -180,6 +184,147 @@ def test_a_head_without_an_end_is_given_up(
             request_by(server.port)
     finally:
         gone.set()
+
+
+def _read_by_client(port: int) -> None:
+    client = HttpClient(f"http://127.0.0.1:{port}")
+    try:
+        client.request("GET", "/")
+    finally:
+        client.close()
+
+
+def _read_by_stream(port: int) -> None:
+    client = HttpClient(f"http://127.0.0.1:{port}")
+    try:
+        with client.stream("GET", "/") as stream:
+            stream.read(_WHOLE)
+    finally:
+        client.close()
+
+
+def _read_by_one_connection(port: int) -> None:
+    connection = PlainConnection("127.0.0.1", port)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def _colons(fingerprint: str) -> str:
+    return ":".join(fingerprint[at : at + 2] for at in range(0, len(fingerprint), 2))
+
+
+def _read_by_peer(port: int, made: Certificates) -> None:
+    place = PeerPlace(
+        url=f"https://127.0.0.1:{port}/", fingerprint_sha256=_colons(made.fingerprint), username="u", password="p"
+    )
+    folder = PeerFolder(place, patience_s=0.0)
+    try:
+        folder.read("f")
+    finally:
+        folder.close()
+
+
+_WHOLE = 400
+
+
+class _Clock:
+    """A minute passes with each look at it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 60.0
+        return self.now_s
+
+
+def _dripping(request: BaseHTTPRequestHandler) -> None:
+    """The whole answer, in pieces that come one by one."""
+    request.send_response(206)
+    request.send_header("content-length", str(_WHOLE))
+    request.send_header("content-range", f"bytes 0-{_WHOLE - 1}/{_WHOLE}")
+    request.end_headers()
+    with contextlib.suppress(OSError):
+        for _ in range(_WHOLE // 50):
+            request.wfile.write(bytes(50))
+            time.sleep(0.005)
+    request.close_connection = True
+
+
+@pytest.mark.parametrize(
+    ("read_by", "error"),
+    [
+        (_read_by_client, SourceUnreachable),
+        (_read_by_stream, SourceUnreachable),
+        (_read_by_one_connection, http_answers.TooSlow),
+        (_by_reader, SourceUnreachable),
+    ],
+)
+def test_a_body_that_comes_too_slowly_is_given_up(
+    read_by: Callable[[int], None], error: type[Exception], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sends a byte now and then is not silent, and would hold a copy forever."""
+    monkeypatch.setattr(http_answers, "clock", _Clock())
+    monkeypatch.setattr(retrying, "PAUSES_S", ())
+    server.reply = _dripping
+    with pytest.raises(error, match="too slow"):
+        read_by(server.port)
+
+
+def test_a_peer_that_answers_too_slowly_is_away(
+    tls_server: Server, made: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_answers, "clock", _Clock())
+    tls_server.reply = _dripping
+    with pytest.raises(RepositoryUnreachable, match="too slow"):
+        _read_by_peer(tls_server.port, made)
+
+
+class _Pieces(io.RawIOBase):
+    """A body whose pieces each come after their time."""
+
+    def __init__(self, clock: list[float], pieces: Iterable[tuple[int, float]]) -> None:
+        self._clock, self._pieces = clock, iter(pieces)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count, takes_s = next(self._pieces, (0, 0.0))
+        self._clock[0] += takes_s
+        return count
+
+
+@pytest.mark.parametrize(
+    ("pieces", "slow"),
+    [
+        pytest.param([(1, 1.0)] * 200, True, id="a byte a second"),
+        pytest.param([(2000, 1.0)] * 200, False, id="a slow line"),
+        pytest.param([(1, 59.0), (1, 30.0), (1, 29.0), (70_000, 1.0)], False, id="a pause that a connection allows"),
+        pytest.param([(70_000, 1.0), (1, 100.0), (1, 100.0)], True, id="fast at first"),
+        pytest.param([(1, 119.0)], False, id="a small answer"),
+    ],
+)
+def test_the_least_rate(pieces: list[tuple[int, float]], slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection itself allows a silence of 60 s. The reader's own pauses do not count."""
+    now = [0.0]
+    monkeypatch.setattr(http_answers, "clock", lambda: now[0])
+
+    class Socket:
+        def makefile(self, _mode: str) -> io.BufferedReader:
+            return io.BufferedReader(_Pieces(now, pieces))
+
+        def gettimeout(self) -> float:
+            return 60.0
+
+    answer = http_answers.Response(Socket())
+    buffer = memoryview(bytearray(100_000))
+    with pytest.raises(http_answers.TooSlow) if slow else contextlib.nullcontext():
+        while answer.fp.raw.readinto(buffer):
+            now[0] += 1000.0
 
 
 def test_an_answer_may_come_after_an_interim_one(server: Server, client: HttpClient) -> None:
@@ -342,13 +487,10 @@ def test_a_stranger_is_refused_before_anything_is_sent(tls_server: Server) -> No
 
 
 def test_a_pinned_certificate_is_trusted_and_another_is_not(tls_server: Server, made: Certificates, tmp_path: Path) -> None:
-    def colons(text: str) -> str:
-        return ":".join(text[at : at + 2] for at in range(0, len(text), 2))
-
-    assert _asked(tls_server, Trust(fingerprint_sha256=colons(made.fingerprint))).ok
+    assert _asked(tls_server, Trust(fingerprint_sha256=_colons(made.fingerprint))).ok
     other = certificates(tmp_path).fingerprint
     with pytest.raises(SourceUnreachable, match="not the pinned one"):
-        _asked(tls_server, Trust(fingerprint_sha256=colons(other)))
+        _asked(tls_server, Trust(fingerprint_sha256=_colons(other)))
     assert len(tls_server.seen) == 1
 
 

@@ -10,13 +10,9 @@ import time
 from collections.abc import Callable
 
 from synvirt.errors import DiskReadFailed
+from synvirt.http_answers import LEAST_BPS
 from synvirt.jobs.orders import WANTED_RATE
 from synvirt.jobs.wire import Flushed, Moved, Result, Watched
-from synvirt.sizes import KIB
-
-# A source that is slower serves nobody: 1 GiB would take 12 days. The lowest limit that a person can set for a copy is 64 times
-# as much.
-LEAST_BPS = KIB
 
 
 class Stalled(DiskReadFailed):

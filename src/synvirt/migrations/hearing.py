@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from synvirt.disks.noted_files import names_of_changed
 from synvirt.disks.raw.changes import HINT
 from synvirt.errors import DiskReadFailed
+from synvirt.http_answers import LEAST_BYTES
 from synvirt.jobs.orders import PREPARING, SOURCE_FILES, WANTED_RATE, SourceFiles, WantedRate
 from synvirt.jobs.rate import Rate
 from synvirt.jobs.wire import Flushed, Moved, Result
@@ -118,13 +119,18 @@ class Clock:
 
 
 class Listener:
-    """Handles a worker's messages: progress goes to the board, watermarks to the store. `moved`: a watermark has moved."""
+    """Handles a worker's messages: progress goes to the board, watermarks to the store. `moved`: the watermarks have moved by
+    LEAST_BYTES since the attempt began, or a disk is finished: a source that sends a byte to each attempt makes no progress."""
 
     def __init__(self, job: Job, number: int, tally: Tally, clock: Clock, patience: Patience) -> None:
         self.job, self.number, self.tally, self.clock, self.patience = job, number, tally, clock, patience
         self.watermarks = {key: disk.offset_bytes for key, disk in tally.disks.items() if isinstance(disk, Flushed)}
-        self.moved = False
+        self.begin_attempt()
         self.turns: Turns | None = None
+
+    def begin_attempt(self) -> None:
+        """A new worker begins: what was moved before is not its own progress."""
+        self.moved, self._gained = False, 0
 
     async def on_message(self, message: Moved | Flushed | Result) -> None:
         """Handles a message in the worker's order. A watermark is in the store on return."""
@@ -160,10 +166,13 @@ class Listener:
                     for one in job.migration.passes
                 ),
             )
-            if message.offset_bytes > self.watermarks.get(message.key, 0):
+            gained = message.offset_bytes - self.watermarks.get(message.key, 0)
+            if gained > 0:
                 self.watermarks[message.key] = message.offset_bytes
-                self.moved = True
-                await self.patience.over()
+                self._gained += gained
+                if message.finished or self._gained >= LEAST_BYTES:
+                    self.moved = True
+                    await self.patience.over()
 
     async def _refuse_others(self, opened: SourceFiles) -> None:
         """DiskReadFailed, where a worker before this one has read other files."""

@@ -83,7 +83,7 @@ async def run_opened_pass(
     yields_to: str | None = None,
 ) -> Pass:
     """Like `run_pass`, for disks that `opened` opens for each attempt, in slots of the caller. An error for which the caller
-    waits is raised at once; `patience.over` is called when a watermark moves again."""
+    waits is raised at once; `patience.over` is called when the copy makes progress again."""
     begun = await _begin(job, new)
     if begun.finished_at is not None:
         return begun
@@ -119,7 +119,7 @@ async def again_and_again(
     but some attempts bring progress."""
     job, failures = listener.job, 0
     while True:
-        listener.moved = False
+        listener.begin_attempt()
         try:
             await attempt(marks)
         except (WorkerDied, ReadForbidden, FileGone) as error:

@@ -24,7 +24,6 @@ from typing import Final
 from urllib.parse import urljoin
 
 from synvirt import __version__
-from synvirt.answer_heads import Response
 from synvirt.errors import (
     AuthFailed,
     BadRequest,
@@ -35,6 +34,7 @@ from synvirt.errors import (
     UnsupportedFormat,
     root_cause_of,
 )
+from synvirt.http_answers import Response
 from synvirt.remote import Interrupted, Remote, urls, version_by
 from synvirt.remote.urls import Url
 

@@ -20,7 +20,6 @@ from urllib.parse import quote, urlsplit
 from pydantic import ValidationError
 
 from synvirt import __version__
-from synvirt.answer_heads import Response
 from synvirt.errors import (
     BackupBadRequest,
     BackupConflict,
@@ -34,6 +33,7 @@ from synvirt.errors import (
     SynvirtError,
     root_cause_of,
 )
+from synvirt.http_answers import Response
 from synvirt.model.problems import ProblemDetails
 from synvirt.model.values import Bytes, Model
 from synvirt.outgoing import Guard

@@ -32,8 +32,8 @@ from urllib3.exceptions import (
 )
 
 from synvirt import __version__, outgoing
-from synvirt.answer_heads import Response
 from synvirt.errors import BadRequest, SourceUnreachable, root_cause_of
+from synvirt.http_answers import Response
 from synvirt.transport import tls
 
 # The time to connect: a firewall that drops packets is found out after this.

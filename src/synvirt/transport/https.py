@@ -4,7 +4,7 @@ import http.client
 import ssl
 
 from synvirt import outgoing
-from synvirt.answer_heads import Response
+from synvirt.http_answers import Response
 from synvirt.transport.tls import CONNECT_TIMEOUT_S
 
 
