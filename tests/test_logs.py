@@ -90,3 +90,14 @@ def test_a_traceback_shows_no_secret(file: StringIO) -> None:
     assert said.count("ValueError") >= 2
     assert "hunter2" not in said
     assert file.isatty() or all(json.loads(line)["level"] == "error" for line in said.splitlines())
+
+
+def test_a_time_out_that_pypsrp_raises_too_leaves_no_traceback() -> None:
+    file = StringIO()
+    logger = logging.getLogger("pypsrp.wsman")
+    log_to("debug", file)
+    try:
+        raise TimeoutError("no answer")
+    except TimeoutError:
+        logger.exception("ReadTimeout during WSMan request - attempt 0")
+    assert file.getvalue() == ""

@@ -33,6 +33,8 @@ with _missing("rich"):
 
 # These libraries log each request or row. That does not help an operator, and some of it quotes what was sent.
 _LOUD = ("httpcore", "httpx", "sqlalchemy", "alembic", "botocore", "smbprotocol", "asyncio", "multipart", "python_multipart")
+# This one logs the traceback of each time-out that it raises, too. What it raises becomes an error of ours.
+_LOUDER = ("pypsrp",)
 
 
 class _Lossy:
@@ -82,6 +84,8 @@ def log_to(level: str, file: TextIO) -> None:
     logging.getLogger().setLevel(number)
     for name in _LOUD:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
+    for name in _LOUDER:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _printable(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

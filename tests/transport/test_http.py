@@ -212,14 +212,12 @@ def _read_by_one_connection(port: int) -> None:
         connection.close()
 
 
-def _colons(fingerprint: str) -> str:
+def colons(fingerprint: str) -> str:
     return ":".join(fingerprint[at : at + 2] for at in range(0, len(fingerprint), 2))
 
 
 def _read_by_peer(port: int, made: Certificates) -> None:
-    place = PeerPlace(
-        url=f"https://127.0.0.1:{port}/", fingerprint_sha256=_colons(made.fingerprint), username="u", password="p"
-    )
+    place = PeerPlace(url=f"https://127.0.0.1:{port}/", fingerprint_sha256=colons(made.fingerprint), username="u", password="p")
     folder = PeerFolder(place, patience_s=0.0)
     try:
         folder.read("f")
@@ -487,10 +485,10 @@ def test_a_stranger_is_refused_before_anything_is_sent(tls_server: Server) -> No
 
 
 def test_a_pinned_certificate_is_trusted_and_another_is_not(tls_server: Server, made: Certificates, tmp_path: Path) -> None:
-    assert _asked(tls_server, Trust(fingerprint_sha256=_colons(made.fingerprint))).ok
+    assert _asked(tls_server, Trust(fingerprint_sha256=colons(made.fingerprint))).ok
     other = certificates(tmp_path).fingerprint
     with pytest.raises(SourceUnreachable, match="not the pinned one"):
-        _asked(tls_server, Trust(fingerprint_sha256=_colons(other)))
+        _asked(tls_server, Trust(fingerprint_sha256=colons(other)))
     assert len(tls_server.seen) == 1
 
 

@@ -27,6 +27,7 @@ RSP = "http://schemas.microsoft.com/wbem/wsman/1/windows/shell"
 WSMAN = "http://schemas.dmtf.org/wbem/wsman/1/wsman.xsd"
 FAULT = "http://schemas.microsoft.com/wbem/wsman/1/wsmanfault"
 CREATE_PIPELINE, OUTPUT, PIPELINE_STATE, CAPABILITY, POOL_STATE = 0x21006, 0x41004, 0x41006, 0x10002, 0x21005
+PROGRESS = 0x41010
 COMPLETED, FAILED = 4, 5
 # A Windows host cuts messages into fragments of 32 KiB, and puts several into an envelope.
 FRAGMENT_BYTES, FRAGMENTS_AN_ANSWER = 32 << 10, 4
@@ -53,7 +54,8 @@ Answers = Callable[[str, dict[str, Any]], Any]
 
 
 class Wsman:
-    """`faults`: how often each is still to happen: unauthorized, quota, envelope, hang_up, timed_out, status."""
+    """`faults`: how often each is still to happen: unauthorized, quota, envelope, hang_up, timed_out, status, silent.
+    `progress_chars`: of a record of progress that comes before each answer."""
 
     def __init__(self, answers: Answers, user: str, password: str) -> None:
         self.answers, self.user, self.password = answers, user, password
@@ -61,6 +63,7 @@ class Wsman:
         self.faults: dict[str, int] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.shells_max = 25
+        self.progress_chars = 0
         self.lock = threading.Lock()
         self.objects = iter(range(1, 1 << 40))
 
@@ -127,6 +130,8 @@ class Wsman:
         try:
             output = self._called(shell, text, parameters)
             parts = [] if output is None else self._fragments(OUTPUT, pool, pipeline, f"<S>{_clixml(output)}</S>")
+            if self.progress_chars:
+                parts = [*self._fragments(PROGRESS, pool, pipeline, _progress("p" * self.progress_chars)), *parts]
             state = f'<Obj RefId="0"><MS><I32 N="PipelineState">{COMPLETED}</I32></MS></Obj>'
         except Refusal as error:
             parts, state = [], _failed(error)
@@ -147,6 +152,8 @@ class Wsman:
 
     def _receive(self, shell: Shell, root: Any) -> str:
         command = root.find(f".//{{{RSP}}}DesiredStream").get("CommandId")
+        if command is None and self.strikes("silent"):
+            return "<rsp:ReceiveResponse></rsp:ReceiveResponse>"
         if command is not None and self.strikes("timed_out"):
             raise _Fault(TIMED_OUT, "The WS-Management service cannot complete the operation within the time specified")
         if command is not None and self.strikes("envelope"):
@@ -250,6 +257,14 @@ def _clixml(text: str) -> str:
     """Section 2.2.5.3.2: characters that XML cannot hold, and what looks like their escape."""
     guarded = re.sub("_(?=x[0-9A-Fa-f]{4}_)", "_x005F_", text)
     return escape(re.sub("[\x00-\x1f]", lambda found: f"_x{ord(found[0]):04X}_", guarded))
+
+
+def _progress(activity: str) -> str:
+    return (
+        f'<Obj RefId="0"><MS><S N="Activity">{activity}</S><I32 N="ActivityId">0</I32><Nil N="StatusDescription" />'
+        '<Nil N="CurrentOperation" /><I32 N="ParentActivityId">-1</I32><I32 N="PercentComplete">-1</I32>'
+        '<Obj N="Type" RefId="1"><I32>0</I32></Obj><I32 N="SecondsRemaining">-1</I32></MS></Obj>'
+    )
 
 
 def _failed(error: Refusal) -> str:

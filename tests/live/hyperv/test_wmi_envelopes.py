@@ -21,7 +21,7 @@ def asked() -> Iterator[Callable[[Reply], bytes]]:
     """Posts to a host that answers with the reply, by the session's own adapter."""
     with closing(Server(None)) as server, requests.Session() as session:
         session.trust_env = False
-        session.mount("http://", hyperv_session._adapter(None))
+        session.mount("http://", hyperv_session._adapter(None, hyperv_session.Limits("a host")))
 
         def post(reply: Reply) -> bytes:
             server.reply = reply

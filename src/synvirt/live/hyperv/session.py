@@ -36,8 +36,13 @@ READ_TIMEOUT_S: Final = 60
 SCRIPT_TIMEOUT_S: Final = 1800.0
 # Most scripts end within it. At the end of a session, nobody waits for the others any more.
 CLOSE_WAIT_S: Final = 30.0
-# 5,000 VMs with all their fields are under 2 MiB; the ranges of 64 GiB with writes everywhere are under 40.
-ANSWER_CHARS_MAX: Final = 64 << 20
+# A busy host takes a minute to start a PowerShell.
+OPEN_WITHIN_S: Final = 300.0
+# To end one. Nothing depends on it.
+GOODBYE_WITHIN_S: Final = 30.0
+# All that a host sends for one script: its answer, and what it says of its progress and errors. 5,000 VMs with all their fields
+# are under 3 MiB; the ranges of 64 GiB with writes everywhere are under 55.
+ANSWER_BYTES_MAX: Final = 96 << 20
 ENVELOPE_BYTES_MAX: Final = 16 << 20
 # For the whole of an envelope, however steadily its bytes come.
 ENVELOPE_WITHIN_S: Final = 300.0
@@ -62,6 +67,8 @@ _TOO_LARGE: Final = frozenset({0x80338048, 0x80338104, 0x80338111})
 _DENIED: Final = frozenset({5, 0x80070005})
 _NO_SHELL: Final = 0x8033805B
 _FAILED_MARK: Final = "SYNVIRT "
+
+clock = time.monotonic
 
 
 class HyperVRefused(Internal):
@@ -104,6 +111,34 @@ def script(name: str) -> str:
     return (resources.files(__package__) / "scripts" / f"{name}.ps1").read_text("utf-8")
 
 
+class Limits:
+    """What a host may take and send for one thing that is asked of it, over all envelopes. The library by itself asks again and
+    again as long as a host answers, and keeps all that it sends."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self.closed = False
+        self.begin("answer", OPEN_WITHIN_S)
+
+    def begin(self, what: str, within_s: float, *, goodbye: bool = False) -> None:
+        """`goodbye`: also for a session that is closed."""
+        self._what, self._within_s, self._goodbye = what, within_s, goodbye
+        self._until, self._left = clock() + within_s, ANSWER_BYTES_MAX
+
+    def check(self, count: int = 0) -> None:
+        """`count`: so many bytes more have come. SourceUnreachable, Internal."""
+        self._left -= count
+        if self.closed and not self._goodbye:
+            raise SourceUnreachable(f"{self._host}: the session was closed while it waited for the host")
+        if self._left < 0:
+            raise Internal(f"{self._host} sent over {ANSWER_BYTES_MAX} bytes to {self._what}")
+        if clock() > self._until:
+            raise SourceUnreachable(
+                f"{self._host} did not {self._what} within {self._within_s:.0f} s",
+                hint="is the host overloaded? A job of Hyper-V's may hang: look at the VM's status there",
+            )
+
+
 class Session:
     """One runspace. It runs one script at a time, from any thread."""
 
@@ -116,22 +151,22 @@ class Session:
         self._lock = threading.Lock()
         self._pool: Any = None
         self._wsman: Any = None
-        self._closed = False
+        self._limits = Limits(address.name)
 
     def open(self) -> None:
         """Logs in. AuthFailed, SourceUnreachable."""
         with self._lock:
-            self._closed = False
+            self._limits.closed = False
             self._opened()
 
     def close(self) -> None:
         """Ends the PowerShell session; scripts of threads are refused until it is opened again. It may be called twice. A
         script that runs is stopped after CLOSE_WAIT_S; what the host has begun for it goes on there."""
         if not self._lock.acquire(timeout=CLOSE_WAIT_S):
-            self._closed = True
+            self._limits.closed = True
             self._lock.acquire()
         try:
-            self._closed = True
+            self._limits.closed = True
             self._lost()
         finally:
             self._lock.release()
@@ -141,7 +176,7 @@ class Session:
         if name not in SCRIPTS:
             raise Internal(f"there is no script {name!r}")
         with self._lock:
-            if self._closed:
+            if self._limits.closed:
                 raise SourceUnreachable(f"the session with {self.address.name} is closed")
             try:
                 text = self._run_once_more(script(name), parameters)
@@ -172,6 +207,7 @@ class Session:
             self._wsman = self._connection()
             # Stored before it is open, as a started shell must be ended, too.
             pool = self._pool = powershell.RunspacePool(self._wsman)
+            self._limits.begin("open a session", OPEN_WITHIN_S)
             pool.open()
             self._invoked(pool, script("common"), {}, local=False)
         except SynvirtError:
@@ -207,21 +243,26 @@ class Session:
         transport.session.trust_env = False
         if address.tls:
             trust = tls.context(address.name, verify=address.verify, fingerprint_sha256=address.fingerprint)
-            transport.session.mount("https://", _adapter(trust))
+            transport.session.mount("https://", _adapter(trust, self._limits))
         # Also for http: else a redirect from the host would bypass the guard.
-        transport.session.mount("http://", _adapter(None))
+        transport.session.mount("http://", _adapter(None, self._limits))
         transport.session.max_redirects = 0
         return wsman
 
     def _run_once_more(self, text: str, parameters: Mapping[str, object]) -> str:
         """A host ends a shell that was idle for two hours: then nothing has run, and the script is run in a new one."""
         try:
-            return self._invoked(self._opened(), text, parameters, local=True)
+            return self._ended(text, parameters)
         except _library("pypsrp.exceptions").WSManFaultError as error:
             if int(error.code or 0) & 0xFFFFFFFF != _NO_SHELL:
                 raise
         self._lost()
-        return self._invoked(self._opened(), text, parameters, local=True)
+        return self._ended(text, parameters)
+
+    def _ended(self, text: str, parameters: Mapping[str, object]) -> str:
+        pool = self._opened()
+        self._limits.begin("end a script", SCRIPT_TIMEOUT_S)
+        return self._invoked(pool, text, parameters, local=True)
 
     def _invoked(self, pool: Any, text: str, parameters: Mapping[str, object], *, local: bool) -> str:
         shell = _library("pypsrp.powershell").PowerShell(pool)
@@ -231,22 +272,13 @@ class Session:
         for command in shell.commands:
             # The library copies each twice, for lxml, which it does not use: a tenth of the processor's time of a call.
             command.__deepcopy__ = lambda _, same=command: same
-        deadline = time.monotonic() + SCRIPT_TIMEOUT_S
-        shell.begin_invoke()
-        while shell.state == _RUNNING:
-            shell.poll_invoke()
-            if self._closed and shell.state == _RUNNING:
-                shell.stop()
-                raise SourceUnreachable(f"{self.address.name}: the session was closed while a script ran")
-            if time.monotonic() > deadline:
-                shell.stop()
-                raise SourceUnreachable(
-                    f"{self.address.name}: a script did not end within {SCRIPT_TIMEOUT_S:.0f} s",
-                    hint="is the host overloaded? A job of Hyper-V's may hang: look at the VM's status there",
-                )
-            if sum(len(str(part)) for part in shell.output) > ANSWER_CHARS_MAX:
-                shell.stop()
-                raise Internal(f"{self.address.name}: a script answered over {ANSWER_CHARS_MAX} characters")
+        try:
+            shell.begin_invoke()
+            while shell.state == _RUNNING:
+                shell.poll_invoke()
+        except SynvirtError:  # a limit
+            self._lost()  # ends the script, too
+            raise
         if shell.had_errors or shell.streams.error:
             raise _failure(self.address, [str(error) for error in shell.streams.error])
         return "".join(str(part) for part in shell.output)
@@ -254,6 +286,7 @@ class Session:
     def _lost(self) -> None:
         """The next call connects again. If the host does not hear the goodbye, it ends the shell after its idle time; nothing
         depends on it."""
+        self._limits.begin("end a session", GOODBYE_WITHIN_S, goodbye=True)
         pool, self._pool = self._pool, None
         wsman, self._wsman = self._wsman, None
         for thing in (pool, wsman):
@@ -300,8 +333,8 @@ def _library(name: str) -> Any:
         raise Internal(f"the library pypsrp cannot be loaded: {error}", hint="install the service with all it needs") from error
 
 
-def _adapter(trust: Any) -> Any:
-    """requests' transport with our trust, and a limit on the size of one envelope."""
+def _adapter(trust: Any, limits: Limits) -> Any:
+    """requests' transport with our trust, and with limits on what comes."""
     adapters = _library("requests.adapters")
 
     class Trusting(adapters.HTTPAdapter):  # type: ignore[misc,name-defined]
@@ -319,10 +352,11 @@ def _adapter(trust: Any) -> Any:
                 connection.assert_hostname = None if trust.check_hostname else False
 
         def send(self, request: Any, **kwargs: Any) -> Any:
+            limits.check()
             answer = super().send(request, **{**kwargs, "stream": True})
             try:
                 # Where requests keeps a body that was read. By itself it would read any number of bytes, and unpack them.
-                answer._content = _envelope(answer.raw)  # noqa: SLF001
+                answer._content = _envelope(answer.raw, limits)  # noqa: SLF001
                 answer._content_consumed = True  # noqa: SLF001
             except BaseException:
                 answer.close()
@@ -332,14 +366,15 @@ def _adapter(trust: Any) -> Any:
     return Trusting()
 
 
-def _envelope(body: Any) -> bytes:
+def _envelope(body: Any, limits: Limits) -> bytes:
     """All bytes of an answer's body, as they were sent. Internal: too many. SourceUnreachable: too slowly."""
-    until, pieces = time.monotonic() + ENVELOPE_WITHIN_S, bytearray()
+    until, pieces = clock() + ENVELOPE_WITHIN_S, bytearray()
     while piece := body.read1(_PIECE_BYTES, decode_content=False):
         pieces += piece
+        limits.check(len(piece))
         if len(pieces) > ENVELOPE_BYTES_MAX:
             raise Internal(f"WinRM answered with an envelope of more than {ENVELOPE_BYTES_MAX} bytes")
-        if time.monotonic() > until:
+        if clock() > until:
             raise SourceUnreachable(f"WinRM sent an envelope for more than {ENVELOPE_WITHIN_S:.0f} s")
     return bytes(pieces)
 
