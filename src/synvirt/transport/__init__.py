@@ -7,6 +7,6 @@ https.py http.client's connections, for a single request and for libraries that 
 All connect through the guard (outgoing.py).
 """
 
-from synvirt.transport.http import Answer, HttpClient, Recorder, Stream, Trust
+from synvirt.transport.http import Answer, AnswerTooLarge, HttpClient, Recorder, Stream, Trust
 
-__all__ = ["Answer", "HttpClient", "Recorder", "Stream", "Trust"]
+__all__ = ["Answer", "AnswerTooLarge", "HttpClient", "Recorder", "Stream", "Trust"]

@@ -96,6 +96,10 @@ class _Pool(urllib3.HTTPSConnectionPool):
 POOLS: Final[Mapping[str, type[urllib3.HTTPConnectionPool]]] = MappingProxyType({"http": _PlainPool, "https": _Pool})
 
 
+class AnswerTooLarge(SourceUnreachable):
+    """An answer has more bytes than its caller takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trust:
     """What a connection trusts. `fingerprint_sha256`: only this certificate; else this host's authorities, or any certificate
@@ -236,7 +240,7 @@ class HttpClient:
     ) -> Answer:
         """The whole answer. One of `json`, `form`, `body` is the request's body. `timeout_s`: of silence, not of the whole.
 
-        SourceUnreachable: no answer, one that was cut off, or one of more than `limit_bytes`.
+        SourceUnreachable: no answer, or one that was cut off. AnswerTooLarge: one of more than `limit_bytes`.
         """
         sent, content_type = _body(json, form, body)
         merged = {**content_type, **(headers or {})}
@@ -246,7 +250,7 @@ class HttpClient:
             while piece := stream.read_some(_PIECE_BYTES):
                 pieces += piece
                 if len(pieces) > limit_bytes:
-                    raise SourceUnreachable(f"{self.where} answered {method} {path} with more than {limit_bytes} bytes")
+                    raise AnswerTooLarge(f"{self.where} answered {method} {path} with more than {limit_bytes} bytes")
                 if time.monotonic() > until:
                     raise SourceUnreachable(f"{self.where} sent its answer to {method} {path} too slowly")
             answer = Answer(stream.status, stream.headers, bytes(pieces), stream.reason)

@@ -18,7 +18,7 @@ from synvirt.live.xen.machines import Machine
 from synvirt.live.xen.session import KEEP_ALIVE_S, OURSELVES, Login, XenSession
 from synvirt.live.xen.ways import Transport, Way
 from synvirt.machines.texts import clean, is_true
-from synvirt.machines.xenapi import Record, table, text
+from synvirt.machines.xenapi import Record, listed, table, text
 from synvirt.model.access import SourceOptions
 from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk, VmManifest
@@ -89,7 +89,7 @@ class XenApi:
         if is_true(text(own, "is_local_superuser")):
             allowed = SourceCheck(name="role", ok=True, detail=f"{session.login_.user} may do everything: root of the pool")
             return About(product, clean(number), (allowed,))
-        return About(product, clean(number), roles.checks(session.login_.user, own.get("rbac_permissions") or ()))
+        return About(product, clean(number), roles.checks(session.login_.user, listed(own, "rbac_permissions")))
 
     async def supports_warm(self) -> bool:
         return True

@@ -15,9 +15,10 @@ from synvirt.disks.changed import AREAS_MAX, coarser
 from synvirt.disks.specs import NbdTlsSpec, XapiExportSpec
 from synvirt.durable import put_private_file
 from synvirt.errors import CbtReset, DiskReadFailed, Internal, SourceUnreachable
+from synvirt.live.xen.machines import vdi_bytes
 from synvirt.live.xen.session import XapiFailure, XenSession
 from synvirt.live.xen.snapshots import METADATA
-from synvirt.machines.texts import clean, is_true
+from synvirt.machines.texts import clean, is_true, whole_number
 from synvirt.machines.xenapi import NULL, Record, listed, text
 from synvirt.transport import tls
 
@@ -58,7 +59,7 @@ def by_nbd(session: XenSession, vdi_ref: str, vdi: Record, folder: Path) -> NbdT
 
 def _server(server: Record, vdi: Record, folder: Path) -> NbdTlsSpec:
     address, subject, pem = text(server, "address"), text(server, "subject"), text(server, "cert")
-    port = int(text(server, "port") or 0)
+    port = whole_number(text(server, "port")) or 0
     if not address or not 0 < port <= NBD_PORT_MAX or not pem:
         raise SourceUnreachable("an NBD server is named without address, port or certificate")
     host = _checked_as(address, subject, pem)
@@ -108,7 +109,7 @@ def by_export(session: XenSession, vdi_ref: str, vdi: Record, *, raw: bool, base
         payload="raw" if raw else "vhd",
         verify_tls=trust.verify,
         fingerprint_sha256=trust.fingerprint_sha256 if at_home else session.certificate_of(host_ref),
-        size_bytes=int(text(vdi, "virtual_size") or 0),
+        size_bytes=vdi_bytes(session.host, vdi),
         name=f"VDI {text(vdi, 'uuid')}",
     )
 
@@ -166,7 +167,7 @@ def changed(session: XenSession, uuid: str, vdi_ref: str, vdi: Record, key: str)
         if failure.code in _NO_TRACKING or failure.code.startswith("SR_BACKEND_FAILURE"):
             raise _reset(key, failure.text) from failure
         raise session.as_ours("say what changed", failure) from failure
-    return areas(answer, int(text(vdi, "virtual_size") or 0))
+    return areas(answer, vdi_bytes(session.host, vdi))
 
 
 def areas(answer: Any, size: int) -> tuple[tuple[int, int], ...]:

@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from synvirt.errors import Internal, VmNotFound
 from synvirt.live import VmRow
+from synvirt.live.odd import OddAnswer
 from synvirt.live.xen import guest_facts as xen_guest
 from synvirt.live.xen import nvram
 from synvirt.live.xen.session import XapiFailure, XenSession
@@ -62,12 +63,9 @@ def guest_facts(session: XenSession, vm_id: str) -> dict[str, str]:
 def rows(session: XenSession) -> list[VmRow]:
     """All VMs, without templates, snapshots and a host's own domain."""
     what = "list its VMs"
-    vms: Mapping[str, Record] = session.call(what, "VM.get_all_records")
-    guests: Mapping[str, Record] = session.call(what, "VM_guest_metrics.get_all_records")
-    vbds: Mapping[str, Record] = session.call(what, "VBD.get_all_records")
-    vdis: Mapping[str, Record] = session.call(what, "VDI.get_all_records")
-    hosts: Mapping[str, Record] = session.call(what, "host.get_all_records")
-    records = Records({"VBD": dict(vbds), "VDI": dict(vdis)})
+    found = {kind: session.records(what, kind, fields) for kind, fields in _OF_ROWS.items()}
+    vms, guests, vdis, hosts = (found[kind] for kind in ("VM", "VM_guest_metrics", "VDI", "host"))
+    records = Records(found)
 
     def row(vm: Record) -> VmRow:
         os_name = text(table(guests.get(text(vm, "guest_metrics"), {}), "os_version"), "name").split("|")[0]
@@ -87,6 +85,17 @@ def rows(session: XenSession) -> list[VmRow]:
 
 
 _NO_MACHINES: Final = ("is_a_template", "is_a_snapshot", "is_control_domain")
+# The fields that a row is made of, by class. A VM's whole record has 128 KiB of UEFI variables.
+_OF_ROWS: Final = {
+    "VM": (
+        *("uuid", "name_label", "power_state", "VCPUs_at_startup", "memory_static_max", "guest_metrics", "other_config"),
+        *("resident_on", "VBDs", *_NO_MACHINES),
+    ),
+    "VM_guest_metrics": ("os_version",),
+    "VBD": ("type", "VDI", "userdevice", "device"),
+    "VDI": ("virtual_size",),
+    "host": ("name_label",),
+}
 
 
 def machine(session: XenSession, vm_id: str) -> Machine:
@@ -117,7 +126,17 @@ def machine(session: XenSession, vm_id: str) -> Machine:
     fetch("host", text(vm, "resident_on"))
     records = Records(found)
     disks = [text(vbd, "VDI") for vbd in xenapi.disk_vbds(records, vm)]
+    for disk in disks:
+        vdi_bytes(session.host, records.at("VDI", disk))
     return Machine(reference, vm, records, {text(records.at("VDI", one), "uuid"): one for one in disks})
+
+
+def vdi_bytes(host: str, vdi: Record) -> int:
+    """The size of a disk. OddAnswer: a copy must not take an unknown size for an empty disk."""
+    size = whole_number(text(vdi, "virtual_size"))
+    if size is None:
+        raise OddAnswer(host, "VDI.get_record", f"no number of bytes in virtual_size: {str(vdi.get('virtual_size'))[:80]!r}")
+    return size
 
 
 def ways(session: XenSession, vm: Machine, wished: Transport) -> dict[str, Way]:

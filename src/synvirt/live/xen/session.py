@@ -9,7 +9,8 @@ trusted coordinator has reported: they are asked in turn when the endpoint's hos
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +23,12 @@ import structlog
 from synvirt.durable import put_private_file
 from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
+from synvirt.live.odd import OddAnswer
 from synvirt.live.xen.roles import role_for
 from synvirt.machines.texts import clean
-from synvirt.machines.xenapi import Record, text
+from synvirt.machines.xenapi import Record, listed, text
 from synvirt.model.access import SourceOptions
-from synvirt.transport import HttpClient, Recorder, Trust, tls
+from synvirt.transport import AnswerTooLarge, HttpClient, Recorder, Trust, tls
 
 ORIGINATOR: Final = "synvirt"
 API_VERSION: Final = "1.0"
@@ -35,8 +37,14 @@ KEEP_ALIVE_S: Final = 300.0
 # A pool has at most 64 hosts.
 MEMBERS_MAX: Final = 64
 LOGINS_A_CALL: Final = 2
-# All VMs come in one answer, each with up to 128 KiB of UEFI variables: 2,000 VMs and their snapshots.
-ANSWER_BYTES_MAX: Final = 512 << 20
+# The service parses it: small lists in JSON take twenty times as much memory. 1,500 VMs, or one with all its UEFI variables.
+ANSWER_BYTES_MAX: Final = 8 << 20
+# Of these calls the answer is one text: the bitmap of a disk of 16 TiB has 45 MiB.
+_LARGE_BYTES_MAX: Final = {"VDI.list_changed_blocks": 64 << 20}
+# The most objects of one class. Large pools have 10,000 disks; each has a few layers.
+OBJECTS_MAX: Final = 200_000
+# So many records are fetched at once, if all of them are too much for one answer.
+RECORDS_AT_ONCE: Final = 4
 TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 # Stands for our own session in a call's parameters, as it may be another one when the call is made.
 OURSELVES: Final = object()
@@ -233,6 +241,26 @@ class XenSession:
                         self._log_in()
         raise AssertionError("the last try returns or raises")
 
+    def records(self, what: str, kind: str, fields: Collection[str]) -> dict[str, Record]:
+        """These fields of all objects of a class, by reference. In one answer; if that would be too large, one by one."""
+        try:
+            found: dict[str, Record] = self.call(what, f"{kind}.get_all_records")
+        except AnswerTooLarge:
+            references = self.call(what, f"{kind}.get_all")
+            with ThreadPoolExecutor(RECORDS_AT_ONCE) as pool:
+                each = pool.map(lambda one: (one, self._fields(what, kind, one, fields)), references)
+                return {reference: record for reference, record in each if record is not None}
+        return {reference: _only(fields, record) for reference, record in found.items()}
+
+    def _fields(self, what: str, kind: str, reference: str, fields: Collection[str]) -> Record | None:
+        """None, where the object has gone meanwhile."""
+        try:
+            return _only(fields, self.asked(f"{kind}.get_record", reference))
+        except XapiFailure as failure:
+            if failure.code == "HANDLE_INVALID":
+                return None
+            raise self.as_ours(what, failure) from failure
+
     def task(self, what: str, method: str, *parameters: Any, timeout_s: float) -> Any:
         """The same for long operations: starts one, and polls it until it is done. SourceUnreachable, when it takes longer."""
         with self.translated(what):
@@ -257,7 +285,7 @@ class XenSession:
                 if status == "success":
                     # «<value>OpaqueRef:…</value>», an XML-RPC value; empty for a call without a result.
                     return unescape(text(record, "result").removeprefix("<value>").removesuffix("</value>"))
-                failure = [str(one) for one in record.get("error_info") or ()] or ["TASK_CANCELLED"]
+                failure = listed(record, "error_info") or ["TASK_CANCELLED"]
                 raise XapiFailure(failure[0], failure[1:], of_task=True)
             if time.monotonic() > deadline:
                 raise SourceUnreachable(f"{self.host} did not {what} within {timeout_s:.0f} s", hint="look at its tasks")
@@ -270,10 +298,11 @@ class XenSession:
         again = ".get_" in method
         while True:
             try:
-                answer = client.request("POST", "/jsonrpc", json=order, limit_bytes=ANSWER_BYTES_MAX)
+                limit_bytes = _LARGE_BYTES_MAX.get(method, ANSWER_BYTES_MAX)
+                answer = client.request("POST", "/jsonrpc", json=order, limit_bytes=limit_bytes)
                 break
-            except SourceUnreachable:
-                if not again:
+            except SourceUnreachable as error:
+                if not again or isinstance(error, AnswerTooLarge):
                     raise
             again = False
         if not answer.ok:
@@ -291,7 +320,7 @@ class XenSession:
             raise failure
         if not isinstance(reply, dict) or "result" not in reply:
             raise SourceUnreachable(f"{client.where} answers {method} with neither a result nor an error")
-        return reply["result"]
+        return _shaped(reply["result"], method, client.where)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -333,6 +362,46 @@ class _Elsewhere(Exception):
     def __init__(self, address: str) -> None:
         self.address = clean(address)[:255]
         super().__init__(address)
+
+
+def _only(fields: Collection[str], record: Record) -> Record:
+    return {field: record[field] for field in fields if field in record}
+
+
+def _is_record(result: Any) -> bool:
+    return isinstance(result, dict)
+
+
+def _are_records(result: Any) -> bool:
+    return isinstance(result, dict) and all(isinstance(one, dict) for one in result.values())
+
+
+def _is_list(result: Any) -> bool:
+    return isinstance(result, list) and all(isinstance(one, str) for one in result)
+
+
+# What a call answers, by the end of its name (the XenServer Management API). The fields of a record are read with care
+# (machines/xenapi.py): releases add and drop them.
+_SHAPES: Final[tuple[tuple[str, str, Callable[[Any], bool]], ...]] = (
+    (".get_all_records", "a table of records", _are_records),
+    (".get_record", "a record", _is_record),
+    (".get_current_operations", "a table", _is_record),
+    (".get_nbd_info", "a list of records", lambda found: isinstance(found, list) and all(map(_is_record, found))),
+    (".get_all", "a list of references", _is_list),
+    (".get_by_name_label", "a list of references", _is_list),
+)
+
+
+def _shaped(result: Any, method: str, where: str) -> Any:
+    """The result of a call. OddAnswer, where it has another form, or too many objects."""
+    for name, form, fits in _SHAPES:
+        if method.endswith(name):
+            if not fits(result):
+                raise OddAnswer(where, method, f"a {type(result).__name__} that is not {form}")
+            if name.startswith(".get_all") and len(result) > OBJECTS_MAX:
+                raise OddAnswer(where, method, f"{len(result)} objects, more than {OBJECTS_MAX}")
+            return result
+    return result
 
 
 def origin(address: str, port: int) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal, NamedTuple
 
-from synvirt.machines.texts import clean
+from synvirt.machines.texts import clean, whole_number
 from synvirt.machines.xenapi import Record, listed, table, text
 from synvirt.sizes import GIB
 
@@ -80,7 +80,7 @@ def _no_vhd(vdi: Record, sr: Record) -> str:
         return f"storage of type {kind or 'unknown'} keeps no VHDs"
     if image.lower() != "vhd" or text(config, "type") == "raw":
         return f"it is kept as {image if image.lower() != 'vhd' else 'raw'}, and not as VHD"
-    if int(text(vdi, "virtual_size") or 0) > VHD_BYTES_MAX:
+    if (whole_number(text(vdi, "virtual_size")) or 0) > VHD_BYTES_MAX:
         return f"it has over {VHD_BYTES_MAX // GIB} GiB, more than a VHD holds"
     return ""
 

@@ -1,0 +1,13 @@
+"""Answers of platforms that have another form than theirs: a new release, a proxy in between, or an attack."""
+
+from synvirt.errors import Internal
+
+
+class OddAnswer(Internal):
+    """`call` was answered with `what`, which names the field."""
+
+    def __init__(self, where: str, call: str, what: str) -> None:
+        super().__init__(
+            f"{where} answers {call} with {what}"[:500],
+            hint="does a proxy answer in its place? Else its release may be one that is not known: send us `synvirt sources record`",
+        )
