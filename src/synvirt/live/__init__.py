@@ -8,6 +8,7 @@
     folder.py         the folder with a session's secrets and sockets
     ssh.py            sockets of another host, by SSH
     recording.py      records a platform's answers for tests
+    odd.py            the error of an answer that has another form than the platform's
 
 An adapter in the registry is also in the contract suite.
 """

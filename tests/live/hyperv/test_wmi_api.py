@@ -393,7 +393,7 @@ def test_an_array_that_powershell_wrapped_is_an_array() -> None:
             "127.0.0.1", port=port, ssl=False, auth="basic", encryption="never", username="u", password="p"
         )
         session._connection = lambda: plain  # type: ignore[method-assign]
-        assert session.run("list") == {"vms": [{"value": 1}, {"Count": 2}]}
+        assert session.run("take") == {"vms": [{"value": 1}, {"Count": 2}]}
         session.close()
 
 

@@ -5,4 +5,5 @@ session.py   one PowerShell session, its errors     machines.py  VMs as manifest
 tracking.py  snapshots, reference points, RCT       journal.py   those of them that are ours
 places.py    Windows paths as shares                power.py     off, on, marked
 ways.py      the way to read disks                  exporting.py the second way: Hyper-V writes them to a share
+answers.py   the form of each script's answer
 """

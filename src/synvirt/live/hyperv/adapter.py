@@ -26,6 +26,7 @@ from synvirt.live.hyperv import exporting, machines, power, tracking, ways
 from synvirt.live.hyperv.exporting import Exporting
 from synvirt.live.hyperv.form import FORM
 from synvirt.live.hyperv.hosts import Host, Hosts
+from synvirt.machines.texts import whole_number
 from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.plan import Shutdown
@@ -89,7 +90,7 @@ class WmiApi:
 
     def _supports_warm(self) -> bool:
         versions = [str(one).partition(".")[0] for one in self._hosts.first.run("about")["vm_versions"] or () if one]
-        return any(one.isdigit() and int(one) >= machines.TRACKED_VERSION for one in versions)
+        return any((whole_number(one) or 0) >= machines.TRACKED_VERSION for one in versions)
 
     async def list_vms(self) -> list[VmRow]:
         return await asyncio.to_thread(self._hosts.list_vms)

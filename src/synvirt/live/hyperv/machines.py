@@ -13,7 +13,7 @@ from synvirt.live import VmRow
 from synvirt.live.hyperv import concerns
 from synvirt.live.hyperv.guest_facts import guest_facts
 from synvirt.machines.guest_os import guest_os
-from synvirt.machines.texts import clean
+from synvirt.machines.texts import clean, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 
 Power = Literal["on", "off", "suspended", "unknown"]
@@ -28,7 +28,7 @@ _KVP_CHARS_MAX: Final = 65536
 
 def power_of(state: object) -> Power:
     """The power state by the number of Hyper-V's VMState."""
-    number = int(str(state)) if str(state).isdigit() else -1
+    number = whole_number(str(state))
     if number in _OFF:
         return "off"
     if number in concerns.SAVED_STATES:
@@ -96,8 +96,8 @@ def key_of(drive: Mapping[str, Any]) -> str:
 def untracked(found: Mapping[str, Any]) -> str | None:
     """Why no changes of the VM can be tracked; None: they can, if its disks can."""
     version = str(found["version"])
-    number = version.partition(".")[0]
-    if number.isdigit() and int(number) < TRACKED_VERSION:
+    number = whole_number(version.partition(".")[0])
+    if number is not None and number < TRACKED_VERSION:
         return f"its configuration version is {version}; change tracking needs 8.0 (Update-VMVersion)"
     if int(found["checkpoint_type"]) == concerns.CHECKPOINTS_DISABLED:
         return "checkpoints are disabled for it (CheckpointType), and with them recovery snapshots"

@@ -91,7 +91,7 @@ class Shares:
                 f"{chain[0]['path']} lies over {elsewhere.name} in {elsewhere.shown}: a chain over several shares is not read",
                 hint=f"merge its checkpoints, or share a folder that holds all its files. {_SHARES_HINT}",
             )
-        image = _FORMATS.get(int(chain[0]["format"]))
+        image = _FORMATS.get(int(chain[0].get("format") or 0))
         if image is None:
             raise UnsupportedFormat(f"{chain[0]['path']} is neither VHD nor VHDX", hint="VHD sets are shared disks")
         remote = self.remote(top, frozen=frozen)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound, root_cause_of
+from synvirt.live.hyperv import answers
 from synvirt.live.hyperv.journal import read, written
 from synvirt.transport import Answer, Recorder, tls
 from synvirt.transport.http import POOLS
@@ -172,7 +173,7 @@ class Session:
             self._lock.release()
 
     def run(self, name: str, **parameters: object) -> Any:
-        """The script's answer. SourceUnreachable, AuthFailed, VmNotFound, HyperVRefused."""
+        """The script's answer. SourceUnreachable, AuthFailed, VmNotFound, HyperVRefused, OddAnswer."""
         if name not in SCRIPTS:
             raise Internal(f"there is no script {name!r}")
         with self._lock:
@@ -195,7 +196,7 @@ class Session:
         if self._recorder is not None:
             sent, answer = (json.dumps(_recordable(one), default=str).encode() for one in (parameters, found))
             self._recorder.answered("POST", f"/wsman/{name}.ps1", {}, sent, Answer(200, {}, answer))
-        return found
+        return answers.checked(name, found, self.address.name)
 
     # ── by the library ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -198,25 +198,25 @@ def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since:
     key = machines.key_of(drive)
     limit = _tracking_id(vm_id, state, drive, since)
     top = drive["chain"][0]
+    if top.get("size") is None:
+        raise CbtReset(f"disk {key} of {vm_id}: Hyper-V does not say its size", hint="the whole disk is compared once")
     size, start, found = int(top["size"]), 0, list[tuple[int, int]]()
     for _ in range(QUESTIONS_MAX):
         if start >= size:
             return coarser(found, AREAS_MAX)
         asked = min(QUESTION_BYTES, size - start)
-        answer = _asked(host, key, Path=str(top["path"]), LimitId=limit, Offset=start, Length=asked)
-        processed = int(answer["processed"] or 0)
+        processed, changes = _asked(host, key, Path=str(top["path"]), LimitId=limit, Offset=start, Length=asked)
         if not 0 < processed <= asked:
             break
-        for at, length in zip(answer["offsets"] or (), answer["lengths"] or (), strict=True):
-            if at is not None and 0 <= int(at) < size and int(length) > 0:
-                found.append((int(at), min(int(length), size - int(at))))
+        found += [(at, min(length, size - at)) for at, length in changes if 0 <= at < size and length > 0]
         if len(found) > 2 * AREAS_MAX:
             found = list(coarser(found, AREAS_MAX))
         start += processed
     raise CbtReset(f"disk {key} of {vm_id}: Hyper-V does not finish the list of what changed, after {start} of {size} bytes")
 
 
-def _asked(host: Runs, key: str, **question: object) -> Mapping[str, Any]:
+def _asked(host: Runs, key: str, **question: object) -> tuple[int, list[tuple[int, int]]]:
+    """How many bytes Hyper-V looked at, and the changes in them."""
     try:
         answer: Mapping[str, Any] = host.run("changes", **question)
     except HyperVRefused as error:
@@ -226,9 +226,11 @@ def _asked(host: Runs, key: str, **question: object) -> Mapping[str, Any]:
             f"disk {key}: Hyper-V does not know what changed since {question['LimitId']}: {error.detail}",
             hint="the whole disk is compared once; an edit while the VM was off, or a lost .rct file, does this",
         ) from error
-    if len(answer["offsets"] or ()) != len(answer["lengths"] or ()):
-        raise Internal(f"disk {key}: Hyper-V lists {len(answer['offsets'])} changes with {len(answer['lengths'])} lengths")
-    return answer
+    # Without any change both are one null.
+    offsets, lengths = ([one for one in answer[name] or () if one is not None] for name in ("offsets", "lengths"))
+    if len(offsets) != len(lengths):
+        raise Internal(f"disk {key}: Hyper-V lists {len(offsets)} changes with {len(lengths)} lengths")
+    return int(answer["processed"] or 0), list(zip(offsets, lengths, strict=True))
 
 
 def point_of(vm_id: str, state: State, key: str, since: str) -> Mapping[str, Any]:

@@ -301,8 +301,10 @@ class XenSession:
                 limit_bytes = _LARGE_BYTES_MAX.get(method, ANSWER_BYTES_MAX)
                 answer = client.request("POST", "/jsonrpc", json=order, limit_bytes=limit_bytes)
                 break
-            except SourceUnreachable as error:
-                if not again or isinstance(error, AnswerTooLarge):
+            except AnswerTooLarge:
+                raise
+            except SourceUnreachable:
+                if not again:
                     raise
             again = False
         if not answer.ok:
