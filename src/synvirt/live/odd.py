@@ -9,5 +9,5 @@ class OddAnswer(Internal):
     def __init__(self, where: str, call: str, what: str) -> None:
         super().__init__(
             f"{where} answers {call} with {what}"[:500],
-            hint="does a proxy answer in its place? A new release may do so, too: send us `synvirt sources record`",
+            hint="does a proxy answer in its place? A release of the platform that is not known may do so, too",
         )

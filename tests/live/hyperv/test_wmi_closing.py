@@ -12,7 +12,7 @@ from synvirt.live.hyperv.session import Address, Credentials, Session
 from tests.fakes.hyperv.wsman import Wsman, served
 from tests.running.processes import until
 from tests.servers.remote_servers import Certificates, certificates
-from tests.transport.test_http import colons
+from tests.transport.http_server import colons
 
 FOREVER = 1 << 40
 EMPTY: dict[str, list[str]] = {"vms": []}

@@ -11,7 +11,7 @@ import requests
 
 from synvirt.errors import Internal, SourceUnreachable
 from synvirt.live.hyperv import session as hyperv_session
-from tests.transport.test_http import Reply, Server
+from tests.transport.http_server import Reply, Server
 
 _LIMIT_BYTES = 100_000
 
