@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from synvirt.live import odd
 from synvirt.live.form import Place
 from synvirt.live.odd import OddAnswer
 from synvirt.live.xen import exports, machines, snapshots
@@ -88,9 +89,9 @@ def test_a_vm_that_goes_while_the_list_is_made_is_left_out(tmp_path: Path, monke
 
 
 def test_a_class_with_too_many_objects_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xen_session, "OBJECTS_MAX", 10)
-    with pytest.raises(OddAnswer, match=r"VM\.get_all_records with 11 objects"):
-        machines.rows(session_with(Pool(vms=11), tmp_path))
+    monkeypatch.setattr(odd, "OBJECTS_MAX", 20)
+    with pytest.raises(OddAnswer, match=r"VM\.get_all_records with 21 objects"):
+        machines.rows(session_with(Pool(vms=21), tmp_path))
 
 
 def _uses(session: XenSession) -> None:
@@ -114,12 +115,12 @@ def _uses(session: XenSession) -> None:
     ],
 )
 def test_an_answer_of_another_form_is_an_error_of_ours(method: str, tmp_path: Path) -> None:
-    for odd in ODD:
+    for thing in ODD:
         pool = Pool()
-        pool.odd |= {"VDI.get_nbd_info": [], "VDI.list_changed_blocks": "AA==", "VM.get_current_operations": {}, method: odd}
+        pool.odd |= {"VDI.get_nbd_info": [], "VDI.list_changed_blocks": "AA==", "VM.get_current_operations": {}, method: thing}
         for record in pool.tables["VDI"].values():
             record["cbt_enabled"] = True
-        at_most_ours(str(odd)[:20], lambda: _uses(session_with(pool, tmp_path)))  # noqa: B023
+        at_most_ours(str(thing)[:20], lambda: _uses(session_with(pool, tmp_path)))  # noqa: B023
 
 
 @pytest.mark.parametrize(
@@ -133,12 +134,12 @@ def test_an_answer_of_another_form_is_an_error_of_ours(method: str, tmp_path: Pa
     ],
 )
 def test_a_field_of_another_type_is_an_error_of_ours(kind: str, field: str, tmp_path: Path) -> None:
-    for odd in ODD:
+    for thing in ODD:
         pool = Pool()
         pool.odd |= {"VDI.get_nbd_info": [], "VDI.list_changed_blocks": "AA==", "VM.get_current_operations": {}}
         for record in pool.tables[kind].values():
-            record[field] = odd
-        at_most_ours(str(odd)[:20], lambda: _uses(session_with(pool, tmp_path)))  # noqa: B023
+            record[field] = thing
+        at_most_ours(str(thing)[:20], lambda: _uses(session_with(pool, tmp_path)))  # noqa: B023
 
 
 @pytest.mark.parametrize("size", [None, "all of it", "-1", 1.5, [], "9" * 5000])

@@ -24,6 +24,7 @@ from synvirt.live.nutanix.machines import FoundVm, manifest, row
 from synvirt.live.nutanix.making import Making
 from synvirt.live.nutanix.prism import Absent, Prism, Where, dig, text
 from synvirt.live.nutanix.ways import ORDER, Way, WayName, chosen
+from synvirt.live.odd import reading
 from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.plan import Shutdown
@@ -178,14 +179,21 @@ class PrismApi:
     # ── discovery ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def list_vms(self) -> list[VmRow]:
-        return [row(vm) for vm in await asyncio.to_thread(lambda: self._control().vms())]
+        return await asyncio.to_thread(self._list_vms)
+
+    def _list_vms(self) -> list[VmRow]:
+        control = self._control()
+        with reading(self._origin, "for its VMs"):
+            return [row(vm) for vm in control.vms()]
 
     async def inspect(self, vm_id: str) -> VmManifest:
         return await asyncio.to_thread(self._inspect, vm_id)
 
     def _inspect(self, vm_id: str) -> VmManifest:
-        vm = self._control().vm(vm_id)
-        return manifest(vm, self._way(vm))
+        control = self._control()
+        with reading(self._origin, f"for VM {vm_id[:60]}"):
+            vm = control.vm(vm_id)
+            return manifest(vm, self._way(vm))
 
     async def guest_facts(self, vm_id: str) -> dict[str, str]:
         return await asyncio.to_thread(lambda: guest_facts(self._control().vm(vm_id)))

@@ -17,6 +17,7 @@ from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, VmNotF
 from synvirt.live.nutanix.element import pauses
 from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, dig, listed, number, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
+from synvirt.live.odd import check_count
 
 # For each namespace the newest minor version whose fields we know; a newer server serves it too.
 KNOWN: Final[Mapping[str, int]] = {
@@ -156,10 +157,12 @@ class Central:
 
         first = page(0)
         total = number(dig(first, "metadata", "totalAvailableResults"))
+        check_count(self.host, f"GET {path}", total)
         found = listed(first.get("data"))
         with ThreadPoolExecutor(4) as pool:
-            for more in pool.map(page, range(1, min(-(-total // PAGE), QUESTIONS_MAX))):
+            for more in pool.map(page, range(1, -(-total // PAGE))):
                 found += listed(more.get("data"))
+        check_count(self.host, f"GET {path}", len(found))
         return found
 
     def do(

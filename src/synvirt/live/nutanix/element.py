@@ -12,6 +12,7 @@ from typing import Any, Final
 from synvirt.errors import SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live.nutanix.prism import Absent, Broken, Outdated, Prism, Refused, dig, listed, number, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
+from synvirt.live.odd import check_count
 
 V3: Final = "/api/nutanix/v3"
 V2: Final = "/api/nutanix/v2.0"
@@ -59,6 +60,7 @@ class Element:
         """All VMs as v3 describes them, fetched by four requests at a time."""
         first = self._page("vms", "vm", 0)
         total = number(dig(first, "metadata", "total_matches"))
+        check_count(self.host, f"POST {V3}/vms/list", total)
         with ThreadPoolExecutor(4) as pool:
             more = pool.map(lambda at: self._page("vms", "vm", at), range(PAGE, total, PAGE))
             return listed(first.get("entities")) + [one for page in more for one in listed(page.get("entities"))]
@@ -121,6 +123,7 @@ class Element:
             answer = self.prism.ask("POST", f"{V3}/vm_snapshots/list", what="list snapshots", json=wanted).json()
             page = listed(dig(answer, "entities"))
             found += page
+            check_count(self.prism.host, f"POST {V3}/vm_snapshots/list", len(found))
             if len(page) < PAGE:
                 break
         return found
@@ -209,6 +212,7 @@ class Element:
         """The images whose names begin with `name`: id, name, size in bytes."""
         found: list[tuple[str, str, int]] = []
         for page in range(QUESTIONS_MAX):
+            check_count(self.prism.host, f"POST {V3}/images/list", page * PAGE)
             entities = listed(self._page("images", "image", page * PAGE).get("entities"))
             found += [
                 (

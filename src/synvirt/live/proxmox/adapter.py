@@ -21,6 +21,7 @@ from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import CbtUnsupported, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.folder import private_folder
+from synvirt.live.odd import reading
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox import privileges
 from synvirt.live.proxmox.api import Api
@@ -132,7 +133,11 @@ class PveApi:
         return await self._asked(self._cluster.vms)
 
     async def inspect(self, vm_id: str) -> VmManifest:
-        return await self._asked(lambda: manifest(self._seen(vm_id)), vm_id)
+        return await self._asked(lambda: self._inspect(vm_id), vm_id)
+
+    def _inspect(self, vm_id: str) -> VmManifest:
+        with reading(self._cluster.api.host, f"for VM {vm_id[:60]}"):
+            return manifest(self._seen(vm_id))
 
     def _seen(self, vm_id: str) -> Seen:
         """The VM as the cluster shows it. While it runs, also how its disks are reached, which only its QEMU knows."""

@@ -27,6 +27,7 @@ from synvirt.errors import (
 from synvirt.live import SnapshotRef
 from synvirt.live.vsphere.disks import capacity_of, label, not_tracked, virtual_disks
 from synvirt.live.vsphere.session import VimSession, busy_faults, library
+from synvirt.machines.texts import whole_number
 
 # A quiesced snapshot of a busy database takes minutes, a removal that consolidates a grown delta hours.
 SNAPSHOT_TIMEOUT_S: Final = 1800.0
@@ -271,8 +272,7 @@ def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since:
 
 def _number(change_id: str) -> int:
     """It grows with each snapshot. A revert takes it back with the disk's bytes, and lists none of these as changed."""
-    number = change_id.rpartition("/")[2]
-    return int(number) if number.isdecimal() else 0
+    return whole_number(change_id.rpartition("/")[2]) or 0
 
 
 def allocated(session: VimSession, vm_id: str, snapshot_id: str, disk: Any) -> tuple[tuple[int, int], ...] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from synvirt.errors import AuthFailed, VmNotFound
 from synvirt.live import About, VmRow
+from synvirt.live.odd import reading
 from synvirt.live.vsphere import privileges as vim_privileges
 from synvirt.live.vsphere.disks import stores_of, type_name, virtual_disks
 from synvirt.live.vsphere.files import FOLDERS_DEEP_MAX
@@ -57,6 +58,10 @@ class Inventory:
 
     def manifest(self, vm_id: str) -> VmManifest:
         """A VM's manifest. VmNotFound."""
+        with reading(self._session.host, f"for VM {vm_id[:60]}"):
+            return self._manifest(vm_id)
+
+    def _manifest(self, vm_id: str) -> VmManifest:
         found = self.vm(vm_id, INSPECTED)
         types, space = self.stores(found.get("datastore") or ())
         disks = virtual_disks(found.get("config.hardware.device") or ())

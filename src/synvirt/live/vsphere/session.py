@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
@@ -35,10 +36,11 @@ from synvirt.errors import (
     root_cause_of,
 )
 from synvirt.live.form import Place
+from synvirt.live.odd import check_count
 from synvirt.live.vsphere import versions
-from synvirt.live.vsphere.tap import tapped
+from synvirt.live.vsphere.tap import Connection, tapped
 from synvirt.model.access import SourceOptions
-from synvirt.transport import Recorder, https, tls
+from synvirt.transport import Recorder, tls
 
 SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"
 # The first time limit of an answer. A request that takes longer is repeated, with twice the time (`_Answers`).
@@ -54,8 +56,6 @@ LOGOUT_TIMEOUT_S: Final = 5.0
 KEEP_ALIVE_S: Final = 300.0
 # One page of a discovery: vCenter makes it in a fraction of a second.
 PAGE_OBJECTS: Final = 500
-# A platform that never ends its pages has 5 million VMs, or is hostile.
-PAGES_MAX: Final = 10_000
 # One; and one more in case another thread's lost session ends ours at that moment.
 LOGINS_A_CALL: Final = 2
 TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
@@ -215,9 +215,9 @@ class VimSession:
                 sslContext=trust,
                 httpConnectionTimeout=limit_s,
                 customHeaders={"User-Agent": f"SynVirt/{__version__}"},
-                acceptCompressedResponses=self._recorder is None,
+                acceptCompressedResponses=False,
             )
-            self._stub.scheme = https.Connection  # pyvmomi's own would ask a name server again, without the guard
+            self._stub.scheme = Connection  # pyvmomi's own would ask a name server again, without the guard
             undo.callback(self._forget)
             self._content = vmware.vim.ServiceInstance("ServiceInstance", self._stub).RetrieveContent()
             if getattr(self._content, "sessionManager", None) is None:
@@ -364,10 +364,11 @@ class VimSession:
         options = library().vmodl.query.PropertyCollector.RetrieveOptions(maxObjects=PAGE_OBJECTS)
         rows: list[Row] = []
         page = collector.RetrievePropertiesEx(filters, options)
-        for _ in range(PAGES_MAX):
+        for pages in count(1):
             if page is None:
                 break
             rows += [Row(one.obj._moId, {prop.name: prop.val for prop in one.propSet or ()}) for one in page.objects]  # noqa: SLF001
+            check_count(self.host, "RetrievePropertiesEx", max(pages, len(rows)))  # a page may be empty
             page = collector.ContinueRetrievePropertiesEx(page.token) if page.token else None
         return rows
 

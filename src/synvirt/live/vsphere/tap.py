@@ -1,4 +1,4 @@
-"""pyvmomi's own connections; a recorder gets each answer too (`sources record`).
+"""pyvmomi's own connections, with a limit on each answer; a recorder gets each answer too (`sources record`).
 
 pyvmomi has no hook for a listener: its stub takes an HTTP connection, sends the request, and reads the answer from it
 (SoapAdapter.SoapStubAdapter.InvokeMethod). This connection reads the whole answer first.
@@ -8,10 +8,35 @@ import io
 from typing import Any, Final
 
 from synvirt.errors import SourceUnreachable
-from synvirt.transport import Answer, Recorder
+from synvirt.http_answers import Response
+from synvirt.transport import Answer, AnswerTooLarge, Recorder, https
 
-# A page of 500 VMs has some MiB. An endless answer must not fill the memory.
-_ANSWER_MAX: Final = 256 << 20
+# A page of 500 VMs has some MiB. An endless answer must not fill the memory: pyvmomi makes objects of it while it comes, which
+# take ten times as much.
+_ANSWER_MAX: Final = 64 << 20
+
+
+class Bounded(Response):
+    """An answer of at most _ANSWER_MAX bytes. One that is packed is refused, as a thousandth of that would be enough."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._left = _ANSWER_MAX
+        if (packed := self.headers.get("content-encoding", "identity")) != "identity":
+            raise SourceUnreachable(f"an answer is packed by {packed[:40]!r}, which was not asked for")
+
+    def read(self, amt: int | None = None) -> bytes:
+        found = super().read(self._left + 1 if amt is None else amt)
+        self._left -= len(found)
+        if self._left < 0:
+            raise AnswerTooLarge(f"an answer has more than {_ANSWER_MAX >> 20} MiB")
+        return found
+
+
+class Connection(https.Connection):
+    """The `scheme` of pyvmomi's stub."""
+
+    response_class = Bounded
 
 
 def tapped(stub: Any, recorder: Recorder) -> Any:
@@ -41,9 +66,7 @@ class _Connection:
 
     def getresponse(self) -> "_Response":
         found = self.inner.getresponse()
-        body = found.read(_ANSWER_MAX + 1)
-        if len(body) > _ANSWER_MAX:
-            raise SourceUnreachable(f"an answer has more than {_ANSWER_MAX >> 20} MiB: it is not recorded")
+        body = found.read()
         method, path, sent = self._asked
         headers = {"content-type": found.getheader("Content-Type", "")}
         self._recorder.answered(method, path, {}, sent, Answer(found.status, headers, body, found.reason))

@@ -23,7 +23,7 @@ import structlog
 from synvirt.durable import put_private_file
 from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
-from synvirt.live.odd import OddAnswer
+from synvirt.live.odd import OddAnswer, check_count
 from synvirt.live.xen.roles import role_for
 from synvirt.machines.texts import clean
 from synvirt.machines.xenapi import Record, listed, text
@@ -41,8 +41,6 @@ LOGINS_A_CALL: Final = 2
 ANSWER_BYTES_MAX: Final = 8 << 20
 # Of these calls the answer is one text: the bitmap of a disk of 16 TiB has 45 MiB.
 _LARGE_BYTES_MAX: Final = {"VDI.list_changed_blocks": 64 << 20}
-# The most objects of one class. Large pools have 10,000 disks; each has a few layers.
-OBJECTS_MAX: Final = 200_000
 # So many records are fetched at once, if all of them are too much for one answer.
 RECORDS_AT_ONCE: Final = 4
 TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
@@ -400,8 +398,7 @@ def _shaped(result: Any, method: str, where: str) -> Any:
         if method.endswith(name):
             if not fits(result):
                 raise OddAnswer(where, method, f"a {type(result).__name__} that is not {form}")
-            if name.startswith(".get_all") and len(result) > OBJECTS_MAX:
-                raise OddAnswer(where, method, f"{len(result)} objects, more than {OBJECTS_MAX}")
+            check_count(where, method, len(result))
             return result
     return result
 

@@ -1,0 +1,117 @@
+"""A VM as a platform describes it, with one thing after another replaced: it is read, or refused by an error of ours."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from synvirt.live import odd as odd_answers
+from synvirt.live.nutanix import machines as nutanix
+from synvirt.live.nutanix.adapter import PrismApi
+from synvirt.live.nutanix.central import Central
+from synvirt.live.nutanix.element import Element
+from synvirt.live.nutanix.ways import Way
+from synvirt.live.odd import OddAnswer
+from synvirt.live.proxmox.adapter import PveApi
+from synvirt.live.proxmox.seen import Seen, Volume
+from tests.live.odd import at_most_ours, variants
+from tests.live.proxmox.test_pve_manifest import FULL
+
+PRISM = json.loads((Path(__file__).parent / "recorded" / "prism.json").read_text())
+PVE: dict[str, Any] = {
+    "row": {"node": "pve1", "vmid": 100, "name": "web"},
+    "config": FULL,
+    "status": {"status": "running", "qmpstatus": "running", "running-qemu": "9.2.0", "ha": {"managed": 1, "state": "started"}},
+    "snapshots": [{"name": "before", "snaptime": 1750000000, "description": "x"}, {"name": "current"}],
+    "os_info": {"id": "debian", "pretty-name": "Debian 12", "version-id": "12"},
+    "interfaces": [
+        {
+            "name": "eth0",
+            "hardware-address": "bc:24:11:00:00:01",
+            "ip-addresses": [{"ip-address": "192.0.2.7", "ip-address-type": "ipv4", "prefix": 24}],
+        }
+    ],
+}
+
+
+def _by_prism(found: Callable[[], nutanix.FoundVm]) -> None:
+    control = SimpleNamespace(vm=lambda _: found(), vms=lambda: [found()])
+    adapter: Any = SimpleNamespace(_control=lambda: control, _way=lambda _: Way("nfs"), _origin="https://prism:9440")
+    PrismApi._inspect(adapter, "vm")
+    PrismApi._list_vms(adapter)
+
+
+def _of_central(vm: Any) -> None:
+    _by_prism(lambda: nutanix.of_central(vm, {}, {}))
+
+
+def _of_element(vm: Any) -> None:
+    _by_prism(lambda: nutanix.of_element(vm))
+
+
+def _of_proxmox(found: Any) -> None:
+    volumes = {"local-lvm:vm-100-disk-2": Volume(1 << 30, 1 << 20, "raw")}
+    cluster = SimpleNamespace(api=SimpleNamespace(host="pve"))
+    adapter: Any = SimpleNamespace(_cluster=cluster, _seen=lambda _: Seen("100", volumes=volumes, **found))
+    PveApi._inspect(adapter, "100")
+
+
+def _parts(right: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """As the client takes them: each part is a mapping, or a list of them."""
+    for name, part in right.items():
+        for which, odd in variants(part):
+            kept = odd if isinstance(odd, list) else [odd]
+            if type(odd) is type(part) and all(isinstance(one, dict) for one in kept):
+                yield f"{name}{which}", {**right, name: odd}
+
+
+@pytest.mark.parametrize(
+    ("right", "odd", "use"),
+    [
+        pytest.param(PRISM["vm"], variants, _of_central, id="prism v4"),
+        pytest.param(PRISM["v3 vm"], variants, _of_element, id="prism v3"),
+        pytest.param(PVE, _parts, _of_proxmox, id="proxmox"),
+    ],
+)
+def test_a_vm_of_another_form_is_read_or_refused(right: Any, odd: Any, use: Any) -> None:
+    use(right)
+    for which, found in odd(right):
+        if isinstance(found, dict):
+            at_most_ours(which, lambda: use(found))  # noqa: B023
+
+
+def test_the_error_names_who_answered_what() -> None:
+    with pytest.raises(
+        OddAnswer, match=r"https://prism:9440 answers for VM vm with .* memory_bytes: .* greater than or equal to 0"
+    ):
+        _of_central(PRISM["vm"] | {"memorySizeBytes": -1})
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        pytest.param(lambda prism: Central(prism, lambda _: prism).all("vmm", "ahv/config/vms", "list"), id="v4"),
+        pytest.param(lambda prism: Element(prism).vms(), id="v3"),
+        pytest.param(lambda prism: Element(prism).snapshots(), id="snapshots"),
+        pytest.param(lambda prism: Element(prism).images("synvirt"), id="images"),
+    ],
+)
+def test_a_list_without_an_end_is_given_up(listed: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages are full, and say that there are more."""
+    monkeypatch.setattr(odd_answers, "OBJECTS_MAX", 2000)
+    asked, total = list[str](), 1 << 40
+
+    def ask(_method: str, path: str, **_: Any) -> Any:
+        asked.append(path)
+        assert len(asked) < 100
+        entities: list[dict[str, str]] = [{}] * 500
+        metadata = {"totalAvailableResults": total, "total_matches": total}
+        body = {"data": entities * 5, "entities": entities, "metadata": metadata}
+        return SimpleNamespace(json=lambda: body)
+
+    prism: Any = SimpleNamespace(host="prism", ask=ask)
+    with pytest.raises(OddAnswer, match="more than 2000"):
+        listed(prism)
