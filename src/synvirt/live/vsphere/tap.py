@@ -26,6 +26,7 @@ class Bounded(Response):
             raise SourceUnreachable(f"an answer is packed by {packed[:40]!r}, which was not asked for")
 
     def read(self, amt: int | None = None) -> bytes:
+        """Reads as http.client does, within the limit. AnswerTooLarge."""
         found = super().read(self._left + 1 if amt is None else amt)
         self._left -= len(found)
         if self._left < 0:
