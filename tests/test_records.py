@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from synvirt import records
-from synvirt.records import Record, record
+from synvirt.records import Record
 
 
-@record
 class Ours(Record):
     """Some fields of each sort."""
 
@@ -58,7 +57,6 @@ def test_a_record_compares_hashes_and_shows_itself_as_a_data_class(one: dict[str
 
 
 def test_a_record_is_of_its_own_class_alone() -> None:
-    @record
     class Other(Record):
         path: str
 
@@ -96,7 +94,6 @@ def test_pydantic_and_inspect_take_a_record_for_a_data_class() -> None:
 
 
 def test_a_record_under_another_one_has_the_fields_of_both() -> None:
-    @record
     class Under(Ours):
         watched: ClassVar[bool] = False
         path: str = "here"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, TypeVar, cast, dataclass_transform
 
-T = TypeVar("T")
 # The default of a field that has none.
 _NONE: Final[Any] = object()
 
@@ -81,11 +80,29 @@ class _Signature:
         return Signature([parameter(name, each) for name, each in made._fields.items()])
 
 
-class Record:
+@dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=True, field_specifiers=(field,))
+class _RecordType(type):
+    """Makes a record of a class with annotated fields. A class has its slots from the beginning: a decorator would have to make
+    each class a second time, which costs as much again."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], content: dict[str, Any]) -> "_RecordType":
+        inherited: dict[str, _Field] = {}
+        for base in reversed(bases):
+            inherited |= getattr(base, "_fields", {})
+        own: dict[str, _Field] = {}
+        for each, annotation in content.get("__annotations__", {}).items():
+            if getattr(annotation, "__origin__", None) is not ClassVar:
+                given = content.pop(each, _NONE)
+                own[each] = _Field(*given[:4], annotation) if type(given) is _Field else _Field(given, annotation=annotation)
+        content["_fields"] = inherited | own
+        content["__slots__"] = tuple(each for each in own if each not in inherited)
+        return super().__new__(cls, name, bases, content)
+
+
+class Record(metaclass=_RecordType):
     """What all records have. Fields are given by name; two records are equal if they are of one class and all fields that are
     compared are equal."""
 
-    __slots__ = ()
     _fields: ClassVar[dict[str, _Field]] = {}
     __signature__: ClassVar[Any] = _Signature()
     __dataclass_fields__: ClassVar[dict[str, Any]] = _DataClass()  # type: ignore[assignment]
@@ -129,28 +146,6 @@ class Record:
         """For `copy`, which would set attributes."""
         for name, value in state[1].items():
             object.__setattr__(self, name, value)
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=True, field_specifiers=(field,))
-def record(made: type[T]) -> type[T]:
-    """Makes a record of a subclass of `Record` with annotated fields."""
-    content = dict(made.__dict__)
-    own: dict[str, _Field] = {}
-    for name, annotation in content.get("__annotations__", {}).items():
-        if getattr(annotation, "__origin__", None) is not ClassVar:
-            given = content.pop(name, _NONE)
-            own[name] = _Field(*given[:4], annotation) if type(given) is _Field else _Field(given, annotation=annotation)
-    inherited: dict[str, _Field] = {}
-    for base in reversed(made.__mro__[1:]):
-        inherited |= base.__dict__.get("_fields", {})
-    content["_fields"] = inherited | own
-    # A class has its slots from the beginning, so it is made anew.
-    content["__qualname__"] = made.__qualname__
-    content["__slots__"] = tuple(name for name in own if name not in inherited)
-    content.pop("__dict__", None)
-    content.pop("__weakref__", None)
-    anew: type[T] = type(made.__name__, made.__bases__, content)
-    return anew
 
 
 # Down here: for a name in quotes Python's compiler would build its classes for syntax trees, which takes a millisecond.

@@ -15,12 +15,10 @@ from typing import ClassVar, Literal
 
 from synvirt.disks.specs import NbdSpec, ReaderSpec, Spec
 from synvirt.jobs.wire import Order, Watched, WireModel
-from synvirt.records import record
 from synvirt.repository.specs import PointSpec, RepositorySpec
 from synvirt.repository.verify import PacksLooked, PointLooked
 
 
-@record
 class ZfsChangesSpec(Spec):
     """The changes that `zfs send -i since until` lists for a volume; `guid`: the expected guid of the bookmark `since`.
     `program`: zfs."""
@@ -40,7 +38,6 @@ ALL, PAGES = "all", "pages"
 ChangesSpec = NbdSpec | ZfsChangesSpec
 
 
-@record
 class DiskToTake(WireModel):
     """`changes`: lists what may differ from the base's disk of the same key; None: not known. `whole_because`: why not, if it
     should be known."""
@@ -51,7 +48,6 @@ class DiskToTake(WireModel):
     whole_because: str = ""
 
 
-@record
 class TakeOrder(Order):
     """`base`: the restore point that changes count from; `base_sha256`: of its manifest, as in a PointSpec. `journal`: a file
     that lists what is stored already (taking_journal.py), of the guest at the moment with the name `moment`."""
@@ -67,7 +63,6 @@ class TakeOrder(Order):
     bandwidth_bps: int | None = None
 
 
-@record
 class Doubt(WireModel):
     """Result `doubt`: why a disk's changes are not known after all."""
 
@@ -75,14 +70,12 @@ class Doubt(WireModel):
     why: str
 
 
-@record
 class Stored(WireModel):
     """Result `stored`: the growth of the repository so far."""
 
     stored_bytes: int
 
 
-@record
 class DiskIsTaken(WireModel):
     """One disk is stored. Sizes in bytes; `resumed_bytes` of it were stored before the worker began. `whole`: all of it was
     read, not only changes. `checked_to`: the offset at which the next run continues with its samples. `snapshots`: how many its
@@ -97,14 +90,12 @@ class DiskIsTaken(WireModel):
     snapshots: int = 0
 
 
-@record
 class Ready(WireModel):
     """Result `ready`: all disks are stored, and the worker waits for Commit."""
 
     disks: tuple[DiskIsTaken, ...]
 
 
-@record
 class Commit(WireModel):
     """The service's second line: `shown` and `sealed` are the manifest's parts as JSON, `shown` without the disks, which the
     worker adds."""
@@ -113,21 +104,18 @@ class Commit(WireModel):
     sealed: str
 
 
-@record
 class ToSign(WireModel):
     """Result `to_sign`: the digest of the point's statement (repository/manifest.py), the last step before the point exists."""
 
     sha256: str
 
 
-@record
 class Signed(WireModel):
     """The service's third line: `signature` as JSON; None: this host does not sign. A worker never has the key."""
 
     signature: str | None
 
 
-@record
 class VerifyPointOrder(Order):
     """Read every chunk of one restore point after `since`, and compare each with its name. `sha256`: as in a PointSpec. The
     worker reports its progress every `mark_every_s` seconds."""
@@ -140,7 +128,6 @@ class VerifyPointOrder(Order):
     mark_every_s: float = 5.0
 
 
-@record
 class VerifyRepositoryOrder(Order):
     """Read every pack of a repository after `since`, and every manifest, and compare each with its hash. The worker reports its
     progress every `mark_every_s` seconds."""
@@ -151,7 +138,6 @@ class VerifyRepositoryOrder(Order):
     mark_every_s: float = 5.0
 
 
-@record
 class PointSeen(WireModel):
     """Result `looked`, now and then and at the end: what was checked since the one before (`Looked.parts`). `more`: more parts
     of the same moment follow."""
@@ -160,7 +146,6 @@ class PointSeen(WireModel):
     more: bool = False
 
 
-@record
 class PacksSeen(WireModel):
     """Result `looked`, now and then, and when all packs are checked; like that of a point."""
 
@@ -168,14 +153,12 @@ class PacksSeen(WireModel):
     more: bool = False
 
 
-@record
 class RepositoryVerified(WireModel):
     """Result `verified`, several: `report` is a part of a `repository.verify.Report`, as JSON."""
 
     report: str
 
 
-@record
 class CollectOrder(Order):
     """Remove what no restore point needs; with `dry_run` only count it. `before`: what the order before was about to remove, a
     `repository.garbage.Sweep` as JSON."""
@@ -187,7 +170,6 @@ class CollectOrder(Order):
     bandwidth_bps: int | None = None
 
 
-@record
 class Planned(WireModel):
     """Result `planned`: `sweep`, a part of a `repository.garbage.Sweep` as JSON, is what will be removed next. The worker waits
     for Go first."""
@@ -195,19 +177,16 @@ class Planned(WireModel):
     sweep: str
 
 
-@record
 class Go(WireModel):
     """The service's line: it has stored the plan."""
 
 
-@record
 class GarbageCollected(WireModel):
     """Result `collected`: a `repository.garbage.Collected` as JSON."""
 
     collected: str
 
 
-@record
 class ServeOrder(Order):
     """`sockets`: a path for each disk, by its number in the point. `sha256`: as in a PointSpec. Result `serving`, when all of
     them listen."""
@@ -220,14 +199,12 @@ class ServeOrder(Order):
     sha256: str | None = None
 
 
-@record
 class Serving(WireModel):
     """The exports' URIs, by the disk's number."""
 
     uris: dict[int, str]
 
 
-@record
 class MeasureOrder(Order):
     """Count what disks of points have to be written to a new volume."""
 
@@ -235,7 +212,6 @@ class MeasureOrder(Order):
     disks: tuple[PointSpec, ...]
 
 
-@record
 class Measured(WireModel):
     """Result `measured`: for each disk of the order, its bytes that are not known to be zeros."""
 

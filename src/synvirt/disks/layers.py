@@ -6,10 +6,9 @@ layer_of(reader) ─▶ Layer(qcow2, {cluster_bytes: 65536, …}) ─▶ beneath
 from typing import Any, Protocol, runtime_checkable
 
 from synvirt.blocks import DiskReader
-from synvirt.records import Record, field, record
+from synvirt.records import Record, field
 
 
-@record
 class Layer(Record):
     """One image of a chain. `facts` are JSON values, with the unit in their names; `beneath` is the image under this one, its
     parent or backing file."""

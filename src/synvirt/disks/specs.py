@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from synvirt.disks.noted_files import NotedFile
-from synvirt.records import Record, field, record, replace
+from synvirt.records import Record, field, replace
 from synvirt.remote import Remote
 
 # A VMDK in a gzip in a tar is 3 deep, a differencing chain is not nesting. 8 leaves room and stops a loop.
@@ -35,7 +35,6 @@ class Spec(Record):
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
-@record
 class RawSpec(Spec):
     """A range of a file or block device, unchanged, for example a tar member; `length` None means up to its end.
 
@@ -52,7 +51,6 @@ class RawSpec(Spec):
     beneath: str | None = field(default=None, compare=False)
 
 
-@record
 class ImageSpec(Spec):
     """A disk image over the bytes of its file.
 
@@ -71,7 +69,6 @@ class ImageSpec(Spec):
     alone: bool = False
 
 
-@record
 class NbdSpec(Spec):
     """An NBD export. `bitmap` names a dirty-bitmap context (`qemu:dirty-bitmap:…`): then the extents are its dirty ranges."""
 
@@ -81,7 +78,6 @@ class NbdSpec(Spec):
     connections: int = 4
 
 
-@record
 class DatastoreSpec(Spec):
     """A file of a vSphere datastore, by HTTPS from /folder; `size_bytes` None: the size that its server reports. With `areas`,
     (start, length) each, the rest reads as zeros.
@@ -123,7 +119,6 @@ def read_whole(spec: "ReaderSpec") -> "ReaderSpec":
     return replace(spec, areas=None) if isinstance(spec, DatastoreSpec) else spec
 
 
-@record
 class DeltaSpec(Spec):
     """A snapshot's sparse extent from a vSphere datastore, over the disk under it."""
 
@@ -133,7 +128,6 @@ class DeltaSpec(Spec):
     name: str = ""
 
 
-@record
 class VddkSpec(Spec):
     """A disk in a snapshot of a vSphere VM, by VMware's VDDK: ids are vSphere's, `file` is the disk's `[datastore] path`,
     `libdir` the operator's folder with VDDK. Its password goes only to the worker."""
@@ -152,7 +146,6 @@ class VddkSpec(Spec):
     transports: str = ""
 
 
-@record
 class LeaseSpec(Spec):
     """A disk in a snapshot of a vSphere VM that a host sends under an export lease, which its maker keeps alive.
 
@@ -173,7 +166,6 @@ class LeaseSpec(Spec):
     instead: "ReaderSpec | None" = None
 
 
-@record
 class NbdTlsSpec(Spec):
     """An NBD export. Its server shows the certificate in `trusted`, a folder with ca-cert.pem, issued for `host`. `export` may
     open the disk to anyone who knows it: it is in no error. `name` is the export's name in errors."""
@@ -187,7 +179,6 @@ class NbdTlsSpec(Spec):
     connections: int = 4
 
 
-@record
 class XapiExportSpec(Spec):
     """A VDI that a XenServer host sends from /export_raw_vdi: once, from front to back. `vdi` and `base` are references; with
     `base`, only the difference from that one. `session_id` goes only to the worker: it is never stored."""
@@ -217,7 +208,6 @@ def begins_anew(spec: "ReaderSpec") -> bool:
     )
 
 
-@record
 class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.
 
@@ -235,7 +225,6 @@ class QemuSpec(Spec):
     beneath: str | None = field(default=None, compare=False)
 
 
-@record
 class NfsSpec(Spec):
     """A file of an NFSv3 export: `path`, from its root, under `export`. `name` is its name in errors. A port of None comes from
     the server's portmapper."""
@@ -250,7 +239,6 @@ class NfsSpec(Spec):
     mount_port: int | None = None
 
 
-@record
 class IscsiSpec(Spec):
     """A LUN of an iSCSI target, read-only. `portal` is host:port; `initiator` the name that the target accepts."""
 
@@ -263,7 +251,6 @@ class IscsiSpec(Spec):
     name: str = ""
 
 
-@record
 class DownloadSpec(Spec):
     """A raw disk that an HTTPS server sends from start to end, without ranges. Its password goes only to the worker."""
 
@@ -278,7 +265,6 @@ class DownloadSpec(Spec):
     name: str = ""
 
 
-@record
 class AllocatedSpec(Spec):
     """A disk for which a platform reports that only these areas, (start, length) each, have data: the rest reads as zeros."""
 
@@ -287,7 +273,6 @@ class AllocatedSpec(Spec):
     areas: tuple[tuple[int, int], ...]
 
 
-@record
 class ChangedSpec(Spec):
     """Some areas, (start, length) each, of another disk: a delta from a platform that tracks changes."""
 
@@ -296,7 +281,6 @@ class ChangedSpec(Spec):
     areas: tuple[tuple[int, int], ...]
 
 
-@record
 class XvaSpec(Spec):
     """A disk in an XVA archive: the folder of its pieces, and the size in the archive's ova.xml. `packing`: the whole archive
     is compressed."""
@@ -309,7 +293,6 @@ class XvaSpec(Spec):
     packing: Packing | None = None
 
 
-@record
 class JoinedSpec(Spec):
     """Ranges of files, joined: a file that was cut into chunks."""
 
@@ -317,7 +300,6 @@ class JoinedSpec(Spec):
     parts: tuple[RawSpec, ...]
 
 
-@record
 class GzipSpec(Spec):
     """The content of a gzip file; more than `size_max_bytes` is refused."""
 
@@ -327,7 +309,6 @@ class GzipSpec(Spec):
     name: str = ""
 
 
-@record
 class BlankSpec(Spec):
     """A disk of zeros without a file."""
 
@@ -335,7 +316,6 @@ class BlankSpec(Spec):
     size_bytes: int
 
 
-@record
 class AsideSpec(Spec):
     """A volume and its side file (`disks.raw.aside`)."""
 
@@ -346,7 +326,6 @@ class AsideSpec(Spec):
     size_bytes: int
 
 
-@record
 class RbdPlace(Spec):
     """A Ceph pool, and its client: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
 
@@ -355,7 +334,6 @@ class RbdPlace(Spec):
     pool: str
 
 
-@record
 class RbdSpec(Spec):
     """An RBD image; `size_bytes`: the disk's true size, where it is less than the image's."""
 
@@ -374,7 +352,6 @@ LaidOverSpec = AllocatedSpec | ChangedSpec | DeltaSpec | XvaSpec | GzipSpec
 ReaderSpec = RawSpec | ImageSpec | ServedSpec | QemuSpec | LaidOverSpec | JoinedSpec | BlankSpec | AsideSpec
 
 
-@record
 class FileWriterSpec(Spec):
     """A sparse file of exactly `size_bytes`, made by its destination."""
 
@@ -383,7 +360,6 @@ class FileWriterSpec(Spec):
     size_bytes: int
 
 
-@record
 class AsideWriterSpec(Spec):
     """A file that must stay as it is: what is written goes to its side file (`disks.raw.aside`). `folds`: it need not stay any
     more; the side file is folded into it first, and then the file itself is written."""
@@ -396,7 +372,6 @@ class AsideWriterSpec(Spec):
     folds: bool
 
 
-@record
 class BlockWriterSpec(Spec):
     """A block device (a zvol) of at least `size_bytes`: the disk's true size, which may be less than the device's."""
 
@@ -405,7 +380,6 @@ class BlockWriterSpec(Spec):
     size_bytes: int
 
 
-@record
 class RbdWriterSpec(Spec):
     """An RBD image of at least `size_bytes`: the disk's true size."""
 
@@ -415,7 +389,6 @@ class RbdWriterSpec(Spec):
     size_bytes: int
 
 
-@record
 class Qcow2WriterSpec(Spec):
     """A new qcow2 file, which `qemu-img` writes from its first byte to its last: an interrupted copy starts over. Not a
     DiskWriter: `disks.nbd.qcow2_writer` makes the file from a whole disk."""
@@ -436,7 +409,6 @@ def written(writer: WriterSpec) -> ReaderSpec:
     return RawSpec(path=writer.path, length=writer.size_bytes)
 
 
-@record
 class ChecksumSpec(Spec):
     """A file range whose digest is checked in the same pass as the copy (a line of an OVA's manifest)."""
 

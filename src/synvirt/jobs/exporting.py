@@ -13,7 +13,6 @@ from synvirt.disks.specs import FileWriterSpec, ReaderSpec
 from synvirt.jobs.caging import cage_of
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.wire import Order
-from synvirt.records import record
 from synvirt.repository.specs import PointSpec
 
 LOCK, ACTIVITY = "lock", "activity"
@@ -24,7 +23,6 @@ LIVES, SERVES = 0, 1
 Exported = ReaderSpec | PointSpec
 
 
-@record
 class ExportOrder(Order):
     """`disks`: the n-th is served on the socket `n` in `folder`."""
 

@@ -6,7 +6,6 @@ from uuid import UUID
 from synvirt.disks.checking.receipt_rows import LedgerSpec
 from synvirt.disks.specs import ChecksumSpec, Qcow2WriterSpec, ReaderSpec, WriterSpec
 from synvirt.jobs.wire import Order, Watched, WireModel
-from synvirt.records import record
 from synvirt.repository.specs import PointSpec
 
 WANTED_RATE = "wanted_rate"
@@ -17,7 +16,6 @@ SOURCE_FILES = "source_files"
 DIFFERING, LEFT = "differing", "left"
 
 
-@record
 class HashesOrder(WireModel):
     """Hash the volume's content into the file at `path`, in the job's own folder. `last`: no pass comes after this one, so all
     that has no hash yet is read back."""
@@ -27,7 +25,6 @@ class HashesOrder(WireModel):
     last: bool
 
 
-@record
 class DiskOrder(WireModel):
     """One disk of a pass. `since_bytes`: all bytes before it are on the destination already. `fresh`: the volume has only zeros
     and what this pass wrote, so zeros need not be written. `compare`: the volume may have the right bytes already; those are
@@ -49,21 +46,18 @@ class DiskOrder(WireModel):
     hashes: HashesOrder | None = None
 
 
-@record
 class WantedRate(WireModel):
     """A `result` of the worker, where its rate is shared: it asks to read this many bytes."""
 
     bytes: int
 
 
-@record
 class GivenRate(WireModel):
     """The service's answer: the bytes may be read now. 0: the copy is to end."""
 
     bytes: int
 
 
-@record
 class SourceFiles(WireModel):
     """The plain files that a disk is read from, also those that its image names (`disks.noted_files`)."""
 
@@ -71,7 +65,6 @@ class SourceFiles(WireModel):
     files: tuple[str, ...]
 
 
-@record
 class CopyOrder(Order):
     """`bandwidth_bps`: the limit of this copy, in bytes a second. `shared_bytes`: other copies share the rate; this one asks
     for pieces of at most this size (WantedRate)."""
@@ -86,7 +79,6 @@ class CopyOrder(Order):
     yields_to: str | None = None
 
 
-@record
 class OpenedBeneath(WireModel):
     """`offline.OpenedDisk`, as a caged importer answers it."""
 
@@ -94,7 +86,6 @@ class OpenedBeneath(WireModel):
     checksums: tuple[ChecksumSpec, ...] = ()
 
 
-@record
 class DiskRepairOrder(WireModel):
     """One volume, compared with its ledger. `since_bytes`: all before it was compared, and what was repaired there is durable.
     `source`: what differs is repaired from there; None: nothing is written."""
@@ -106,7 +97,6 @@ class DiskRepairOrder(WireModel):
     since_bytes: int = 0
 
 
-@record
 class RepairOrder(Order):
     """An order to compare and repair volumes. The worker's Flushed messages say how far each volume is."""
 
@@ -115,7 +105,6 @@ class RepairOrder(Order):
     threads: int | None = None
 
 
-@record
 class DiskSpans(WireModel):
     """The worker's `result` named DIFFERING: the ranges (start, length) that are not as the ledger says. The worker waits for
     Noted before it writes there. The `result` named LEFT has the ranges among them that the source does not have either."""
@@ -124,7 +113,6 @@ class DiskSpans(WireModel):
     spans: tuple[tuple[int, int], ...]
 
 
-@record
 class Noted(WireModel):
     """The service's answer to DIFFERING: the ranges are in the store now."""
 

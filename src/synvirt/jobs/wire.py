@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from synvirt.jobs import dataclass_json
 from synvirt.outgoing import permitted
-from synvirt.records import Record, field, record
+from synvirt.records import Record, field
 
 # Shorter than the lease of the service's host: the host that takes the job over must be its only writer.
 KEEPALIVE_S, SILENCE_S = 10.0, 40.0
@@ -49,7 +49,6 @@ class Watched(Enum):
     NEVER = auto()
 
 
-@record
 class Order(WireModel):
     """What a worker is to do. `outgoing`: which hosts it may connect to; the same as in the process that gives the order. Every
     kind of order has it."""
@@ -58,7 +57,6 @@ class Order(WireModel):
     outgoing: tuple[str, ...] = field(default_factory=permitted)
 
 
-@record
 class Moved(WireModel):
     """Progress of a disk; not durable yet."""
 
@@ -69,7 +67,6 @@ class Moved(WireModel):
     bytes_zero: int
 
 
-@record
 class Flushed(WireModel):
     """Every byte before `offset_bytes` is durable on the destination. `finished`: the whole pass is. `bytes_checked`: how many
     bytes that should be unchanged were compared."""
@@ -84,7 +81,6 @@ class Flushed(WireModel):
     bytes_checked: int = 0
 
 
-@record
 class Broken(WireModel):
     """The order failed. `kind`: the error's class, as several share a code and callers treat some of them differently."""
 
@@ -95,14 +91,12 @@ class Broken(WireModel):
     hint: str | None
 
 
-@record
 class CarriedOut(WireModel):
     """The order was carried out to its end. Without this message it was not, whatever the exit code of the worker is."""
 
     message: Literal["carried_out"] = "carried_out"
 
 
-@record
 class Result(WireModel):
     """A message of one kind of order. `content` is a WireModel of that kind, by its `name`. `waits`: the worker does nothing
     before the service's next line."""

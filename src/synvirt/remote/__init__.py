@@ -15,13 +15,12 @@ that changes while it is read is an error, never a mixture.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from synvirt.records import Record, field, record
+from synvirt.records import Record, field
 
 if TYPE_CHECKING:  # a copy of a local disk connects to no host, and does not load these modules
     from synvirt.outgoing import Guard
 
 
-@record
 class Remote(Record):
     """A remote folder with files to read. `url` ends with a slash and has no secrets in it.
 

@@ -3,10 +3,9 @@
 from typing import Literal
 
 from synvirt.disks.specs import Spec
-from synvirt.records import field, record
+from synvirt.records import field
 
 
-@record
 class FolderSpec(Spec):
     """A folder of this host; with `nfs` refused while no NFS export is mounted there."""
 
@@ -14,7 +13,6 @@ class FolderSpec(Spec):
     nfs: bool = False
 
 
-@record
 class PeerSpec(Spec):
     """A folder that another SynVirt offers: see `repository.peer.PeerPlace`."""
 
@@ -25,7 +23,6 @@ class PeerSpec(Spec):
     allowed_hosts: tuple[str, ...] = ()
 
 
-@record
 class RepositorySpec(Spec):
     """`key`: its master key, in base64. `cache`: a file of this host for copies of the packs' footers."""
 
@@ -34,7 +31,6 @@ class RepositorySpec(Spec):
     cache: str | None = None
 
 
-@record
 class PointSpec(Spec):
     """Disk `number` of a restore point, counted from 0 in its manifest's order. `sha256`: the hash of the manifest whose author
     was checked; a replaced one has another. None: any is read."""
