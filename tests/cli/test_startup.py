@@ -29,7 +29,18 @@ _HEAVY = [
     "sqlalchemy",
 ]
 # Of these an image needs none either: each takes longer to load than a small disk to copy.
-_SLOW = ["numpy", "asyncio", "ssl", "logging", "concurrent.futures", "synvirt.outgoing", "argparse", "dataclasses", "inspect"]
+_SLOW = [
+    "numpy",
+    "asyncio",
+    "ssl",
+    "logging",
+    "concurrent.futures",
+    "synvirt.outgoing",
+    "argparse",
+    "dataclasses",
+    "inspect",
+    "uuid",
+]
 _PROGRAM = """
 import json, os, sys
 def leave(code):

@@ -15,11 +15,11 @@ import struct
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
-from uuid import UUID
 
 from synvirt.blocks import DiskReader, bytes_of
 from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, MappedImage
 from synvirt.disks.entries import Entries, entries_of
+from synvirt.disks.guids import guid_le
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.specs import ImageRoot
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -54,8 +54,8 @@ class Header(NamedTuple):
     blocks: int
     map_at: int
     data_at: int
-    uuid: UUID
-    parent_uuid: UUID
+    uuid: str
+    parent_uuid: str
 
 
 class VdiReader(MappedImage):
@@ -93,7 +93,7 @@ class VdiReader(MappedImage):
 
     def layer(self) -> Layer:
         header = self.header
-        facts = {"subformat": header.kind.name.lower(), "block_bytes": header.block_bytes, "uuid": str(header.uuid)}
+        facts = {"subformat": header.kind.name.lower(), "block_bytes": header.block_bytes, "uuid": header.uuid}
         return Layer(name=self._name, format="vdi", size_bytes=self.size, facts=facts, beneath=layer_of(self._disk.parent))
 
 
@@ -145,6 +145,6 @@ def read_header(over: DiskReader, name: str) -> Header:
         blocks=needed,
         map_at=map_at,
         data_at=data_at,
-        uuid=UUID(bytes_le=uuid),
-        parent_uuid=UUID(bytes_le=parent_uuid),
+        uuid=guid_le(uuid),
+        parent_uuid=guid_le(parent_uuid),
     )

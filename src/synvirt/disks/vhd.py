@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
-from uuid import UUID
 
 from synvirt.blocks import DiskReader, bytes_of
 from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, MappedImage, Run, partly
 from synvirt.disks.entries import Entries, entries_of
+from synvirt.disks.guids import guid
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.specs import ImageRoot
@@ -64,7 +64,7 @@ class Footer(NamedTuple):
     size: int
     header_at: int
     creator: str
-    identity: UUID
+    identity: str
 
 
 class Header(NamedTuple):
@@ -73,7 +73,7 @@ class Header(NamedTuple):
     table_at: int
     blocks: int
     block_bytes: int
-    parent_identity: UUID
+    parent_identity: str
     parents: tuple[Reference, ...]
 
     @property
@@ -188,7 +188,7 @@ def parse_footer(content: bytes, name: str) -> Footer:
         raise UnsupportedFormat(f"{name} is a VHD image of type {kind}; fixed, dynamic and differencing ones are read")
     if size % _SECTOR:
         raise MalformedArchive(f"{name}: a disk of {size} bytes, which are no whole sectors of {_SECTOR}")
-    return Footer(Kind(kind), size, header_at, creator.decode("ascii", "replace").rstrip("\0 "), UUID(bytes=identity))
+    return Footer(Kind(kind), size, header_at, creator.decode("ascii", "replace").rstrip("\0 "), guid(identity))
 
 
 def read_header(over: DiskReader, footer: Footer, name: str) -> Header:
@@ -222,7 +222,7 @@ def parse_header(content: bytes, footer: Footer, name: str) -> tuple[Header, byt
         table_at=table_at,
         blocks=blocks,
         block_bytes=block_bytes,
-        parent_identity=UUID(bytes=parent),
+        parent_identity=guid(parent),
         parents=(),
     )
     return header, parent_name

@@ -235,7 +235,7 @@ def test_the_header_of_the_higher_number_counts(tmp_path: Path) -> None:
             content = header(what, image.at, sequence=9 if number == newer else 8)
             image.put((64 + 64 * number) * KIB, content)
         reader = open_vhdx(image.path)
-        assert reader.header.data_write_guid == UUID(int=newer)
+        assert reader.header.data_write_guid == str(UUID(int=newer))
         reader.close()
 
 

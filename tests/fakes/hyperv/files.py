@@ -143,7 +143,7 @@ class DiskFiles:
 def _identity(path: Path, folder: Path) -> UUID:
     reader = VhdxReader(RawReader(str(path)), root=str(folder), name=path.name)
     try:
-        return reader.header.data_write_guid
+        return UUID(reader.header.data_write_guid)
     finally:
         reader.close()
 

@@ -11,11 +11,11 @@ UnsupportedFormat.
 import struct
 from itertools import pairwise
 from typing import Final, NamedTuple
-from uuid import UUID
 
 import google_crc32c
 
 from synvirt.blocks import DiskReader, bytes_of
+from synvirt.disks.guids import guid_le
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import KIB, MIB, TIB
 
@@ -46,15 +46,15 @@ _REGION_REQUIRED: Final = 1
 _ITEM_REQUIRED: Final = 4
 _LEAVE_BLOCKS_ALLOCATED, _HAS_PARENT = 1, 2
 
-_BAT_REGION: Final = UUID("2DC27766-F623-4200-9D64-115E9BFD4A08")
-_METADATA_REGION: Final = UUID("8B7CA206-4790-4B9A-B8FE-575F050F886E")
-_FILE_PARAMETERS: Final = UUID("CAA16737-FA36-4D43-B3B6-33F0AA44E76B")
-_DISK_SIZE: Final = UUID("2FA54224-CD1B-4876-B211-5DBED83BF4B8")
-_DISK_ID: Final = UUID("BECA12AB-B2E6-4523-93EF-C309E000C746")
-_LOGICAL_SECTOR: Final = UUID("8141BF1D-A96F-4709-BA47-F233A8FAAB5F")
-_PHYSICAL_SECTOR: Final = UUID("CDA348C7-445D-4471-9CC9-E9885251C556")
-_PARENT_LOCATOR: Final = UUID("A8D35F2D-B30B-454D-ABF7-D3D84834AB0C")
-_VHDX_LOCATOR: Final = UUID("B04AEFB7-D19E-4A81-B789-25B8E9445913")
+_BAT_REGION: Final = "2dc27766-f623-4200-9d64-115e9bfd4a08"
+_METADATA_REGION: Final = "8b7ca206-4790-4b9a-b8fe-575f050f886e"
+_FILE_PARAMETERS: Final = "caa16737-fa36-4d43-b3b6-33f0aa44e76b"
+_DISK_SIZE: Final = "2fa54224-cd1b-4876-b211-5dbed83bf4b8"
+_DISK_ID: Final = "beca12ab-b2e6-4523-93ef-c309e000c746"
+_LOGICAL_SECTOR: Final = "8141bf1d-a96f-4709-ba47-f233a8faab5f"
+_PHYSICAL_SECTOR: Final = "cda348c7-445d-4471-9cc9-e9885251c556"
+_PARENT_LOCATOR: Final = "a8d35f2d-b30b-454d-abf7-d3d84834ab0c"
+_VHDX_LOCATOR: Final = "b04aefb7-d19e-4a81-b789-25b8e9445913"
 # Section 2.6.2: the items that every image has, and their lengths.
 _ITEM_LENGTHS: Final = {_FILE_PARAMETERS: 8, _DISK_SIZE: 8, _DISK_ID: 16, _LOGICAL_SECTOR: 4, _PHYSICAL_SECTOR: 4}
 
@@ -73,8 +73,8 @@ class Header(NamedTuple):
     """The current header. `log_guid` None: there is nothing to replay."""
 
     sequence: int
-    data_write_guid: UUID
-    log_guid: UUID | None
+    data_write_guid: str
+    log_guid: bytes | None
     log: Region
 
 
@@ -94,7 +94,7 @@ class Metadata(NamedTuple):
     sector_bytes: int
     physical_sector_bytes: int
     fixed: bool
-    disk_id: UUID
+    disk_id: str
     parent: dict[str, str] | None = None
 
     @property
@@ -151,8 +151,8 @@ def read_header(over: DiskReader, name: str) -> Header:
         )
     return Header(
         sequence=sequence,
-        data_write_guid=UUID(bytes_le=data_write),
-        log_guid=UUID(bytes_le=log_guid) if any(log_guid) else None,
+        data_write_guid=guid_le(data_write),
+        log_guid=log_guid if any(log_guid) else None,
         log=Region(log_at, log_at + log_bytes, "the log"),
     )
 
@@ -179,10 +179,10 @@ def read_regions(over: DiskReader, header: Header, name: str) -> Regions:
     if count > _ENTRIES_MAX:
         raise MalformedArchive(f"{name}: {count} regions; a table holds {_ENTRIES_MAX}")
     known = {_BAT_REGION: "the BAT", _METADATA_REGION: "the metadata region"}
-    found: dict[UUID, Region] = {}
+    found: dict[str, Region] = {}
     for entry in range(count):
         guid_bytes, start, length, flags = _REGION.unpack_from(content, _REGION_TABLE.size + entry * _REGION.size)
-        guid = UUID(bytes_le=guid_bytes)
+        guid = guid_le(guid_bytes)
         if guid in found:
             raise MalformedArchive(f"{name}: two regions have the GUID {guid}")
         if guid not in known and flags & _REGION_REQUIRED:
@@ -230,7 +230,7 @@ def read_metadata(over: DiskReader, region: Region, name: str) -> Metadata:
         sector_bytes=sector_bytes,
         physical_sector_bytes=values[_PHYSICAL_SECTOR],
         fixed=bool(flags & _LEAVE_BLOCKS_ALLOCATED) and not flags & _HAS_PARENT,
-        disk_id=UUID(bytes_le=items.content(_DISK_ID, 16)),
+        disk_id=guid_le(items.content(_DISK_ID, 16)),
         parent=_read_locator(items.content(_PARENT_LOCATOR), name) if flags & _HAS_PARENT else None,
     )
 
@@ -246,7 +246,7 @@ class _Items:
             raise MalformedArchive(
                 f"{name}: the metadata table begins with {signature!r} and has {count} entries", hint=DAMAGED
             )
-        self._places: dict[UUID, tuple[int, int]] = {}
+        self._places: dict[str, tuple[int, int]] = {}
         for entry in range(count):
             self._add(*_ITEM.unpack_from(table, _METADATA_TABLE.size + entry * _ITEM.size))
         places = sorted(place for place in self._places.values() if place[1])
@@ -255,7 +255,7 @@ class _Items:
                 raise MalformedArchive(f"{name}: two metadata items both lie at {other} of their region")
 
     def _add(self, guid_bytes: bytes, offset: int, length: int, flags: int, _reserved: int) -> None:
-        guid, name = UUID(bytes_le=guid_bytes), self._name
+        guid, name = guid_le(guid_bytes), self._name
         if guid not in _ITEM_LENGTHS and guid != _PARENT_LOCATOR:
             if flags & _ITEM_REQUIRED:
                 raise UnsupportedFormat(f"{name} has a metadata item {guid} that must be understood, and is unknown here")
@@ -266,7 +266,7 @@ class _Items:
             raise MalformedArchive(f"{name}: a metadata item of {length} bytes at {offset} does not fit its region")
         self._places[guid] = (offset, length)
 
-    def content(self, guid: UUID, length: int | None = None) -> bytes:
+    def content(self, guid: str, length: int | None = None) -> bytes:
         """An item; MalformedArchive if it is missing or has another length."""
         if guid not in self._places:
             raise MalformedArchive(f"{self._name}: the metadata item {guid} is missing", hint=DAMAGED)
@@ -281,8 +281,8 @@ def _read_locator(content: bytes, name: str) -> dict[str, str]:
     if len(content) < _LOCATOR.size:
         raise MalformedArchive(f"{name}: a parent locator of {len(content)} bytes")
     guid_bytes, _, count = _LOCATOR.unpack_from(content)
-    if UUID(bytes_le=guid_bytes) != _VHDX_LOCATOR:
-        raise UnsupportedFormat(f"{name}: its parent is not a VHDX image, but of type {UUID(bytes_le=guid_bytes)}")
+    if guid_le(guid_bytes) != _VHDX_LOCATOR:
+        raise UnsupportedFormat(f"{name}: its parent is not a VHDX image, but of type {guid_le(guid_bytes)}")
     if count > _LOCATOR_ENTRIES_MAX or _LOCATOR.size + count * _LOCATOR_ENTRY.size > len(content):
         raise MalformedArchive(f"{name}: a parent locator of {len(content)} bytes with {count} entries")
     found: dict[str, str] = {}

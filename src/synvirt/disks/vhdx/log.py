@@ -11,7 +11,6 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
-from uuid import UUID
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced, fill_zeros
 from synvirt.disks.vhdx.header import Header, checksum_is_right, read_bytes
@@ -96,8 +95,8 @@ def _next(entries: dict[int, Entry], entry: Entry) -> Entry | None:
 class _Ring:
     """The log's sectors, and the valid entries among them."""
 
-    def __init__(self, ring: bytes, guid: UUID, name: str) -> None:
-        self._ring, self._guid, self._name = ring, guid.bytes_le, name
+    def __init__(self, ring: bytes, guid: bytes, name: str) -> None:
+        self._ring, self._guid, self._name = ring, guid, name
 
     def entries(self) -> dict[int, Entry]:
         """All valid entries by their starts; an entry at the ring's end is followed by the one at its beginning."""

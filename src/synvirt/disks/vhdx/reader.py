@@ -210,7 +210,7 @@ def _open_parent(root: ImageRoot | None, name: str, metadata: Metadata, locator:
         raise
     wanted = {locator.get(key, "").strip("{}").lower() for key in ("parent_linkage", "parent_linkage2")}
     problem = ""
-    if str(parent.header.data_write_guid) not in wanted:
+    if parent.header.data_write_guid not in wanted:
         problem = f"was made over another state of its parent: {parent_name} has the identity {parent.header.data_write_guid}"
     elif parent.metadata.sector_bytes != metadata.sector_bytes:
         problem = f"has sectors of {metadata.sector_bytes} bytes, its parent {parent_name} of {parent.metadata.sector_bytes}"

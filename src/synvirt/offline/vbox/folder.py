@@ -94,7 +94,7 @@ def _parent(file: FileRange, root: Root, image_format: str) -> str | None:
             described = vmdk.described(reader, file.name)
             return uuid_of(described.parent_uuid) if described is not None else None
         header = vdi.read_header(reader, file.name)
-    return str(header.parent_uuid) if header.kind is vdi.Kind.DIFFERENCING else None
+    return header.parent_uuid if header.kind is vdi.Kind.DIFFERENCING else None
 
 
 def _medium_file(folder: Folder, machine: Machine, uuid: str, *, is_parent: bool) -> FileRange:
@@ -137,7 +137,7 @@ def _uuid_in(file: FileRange, root: Root) -> str | None:
     try:
         with files.opened(file, root) as reader:
             if file.name.lower().endswith(".vdi"):
-                return str(read_header(reader, file.name).uuid)
+                return read_header(reader, file.name).uuid
             begin = bytes_of(reader, 0, min(_DESCRIPTOR_BYTES, reader.size))
     except SynvirtError:
         return None
