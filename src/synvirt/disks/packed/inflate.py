@@ -7,21 +7,17 @@ hides the library's names, isal is used, which is a quarter slower.
 
 import ctypes
 import threading
-import zlib
-from typing import cast
+from typing import Final, cast
 
 import deflate
-from isal import isal_zlib
 
 from synvirt.disks.packed import Damaged
 
 # libdeflate.h, enum libdeflate_result.
 _SUCCESS = 0
-# zlib's value for a stream without a header: the window's bits, negative.
-_RAW, _ZLIB = -zlib.MAX_WBITS, zlib.MAX_WBITS
-
-# isal's type stubs call its exception class an exception.
-_ISAL_ERROR = cast(type[Exception], isal_zlib.error)
+# zlib's window bits; negative for a stream without a header.
+_RAW: Final = -15
+_ZLIB: Final = 15
 
 
 def inflate_raw(stream: memoryview, into: memoryview) -> int:
@@ -109,9 +105,14 @@ def _inflate(kind: int, stream: memoryview, into: memoryview) -> int:
 
 
 def _inflate_patiently(kind: int, stream: memoryview, into: memoryview) -> int:
+    # Loaded here: most images never need it.
+    from isal import isal_zlib
+
+    # isal's type stubs call its exception class an exception.
+    isal_error = cast(type[Exception], isal_zlib.error)
     try:
         data: bytes = isal_zlib.decompressobj(kind).decompress(stream, into.nbytes)
-    except _ISAL_ERROR as error:
+    except isal_error as error:
         raise Damaged(str(error)) from error
     into[: len(data)] = data
     return len(data)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from synvirt.blocks import DiskReader, new_buffer
-from synvirt.disks.packed import Damaged, zstd
-from synvirt.disks.packed.inflate import inflate_raw
+from synvirt.disks.packed import Damaged
 from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest, unreadable
 from synvirt.disks.qcow2.header import Header
 
@@ -55,7 +54,7 @@ class CompressedClusters:
         self._over, self._name = over, name
         self._cluster_size = header.cluster_size
         self._descriptor = _Descriptor(62 - (header.cluster_bits - 8))
-        self._compression = header.compression
+        self._decompress = _DECOMPRESSORS[header.compression]()
         self._own = threading.local()
 
     def refuse_cut(self, entry: int, guest: int) -> None:
@@ -85,7 +84,7 @@ class CompressedClusters:
         # For a cluster at the edge of the range, only a part is wanted.
         whole = into if len(into) == self._cluster_size else self._buffer("cluster", self._cluster_size)
         try:
-            filled = _INFLATE[self._compression](stream, whole)
+            filled = self._decompress(stream, whole)
         except Damaged as error:
             raise unreadable(self._name, guest, f"its compressed cluster is damaged ({error})") from error
         if filled < skip + len(into):
@@ -122,4 +121,17 @@ def _batches(clusters: Sequence[Wanted]) -> Iterator[list[Wanted]]:
         yield batch
 
 
-_INFLATE: dict[Literal["zlib", "zstd"], Inflate] = {"zlib": inflate_raw, "zstd": zstd.decompress}
+def _zlib() -> Inflate:
+    from synvirt.disks.packed.inflate import inflate_raw
+
+    return inflate_raw
+
+
+def _zstd() -> Inflate:
+    from synvirt.disks.packed.zstd import decompress
+
+    return decompress
+
+
+# An image needs one of them, and each takes a while to load.
+_DECOMPRESSORS: dict[Literal["zlib", "zstd"], Callable[[], Inflate]] = {"zlib": _zlib, "zstd": _zstd}

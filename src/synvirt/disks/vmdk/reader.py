@@ -15,7 +15,7 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced, fill_zeros, piece_bytes
 from synvirt.disks.blockmap import MappedDisk
@@ -26,9 +26,9 @@ from synvirt.disks.specs import ImageRoot
 from synvirt.disks.vmdk.descriptor import ZERO, Descriptor, ExtentLine, parse_descriptor
 from synvirt.disks.vmdk.grains import GrainMap, WindowCache
 from synvirt.disks.vmdk.sparse import DESCRIPTOR_BYTES_MAX, MAGICS, TABLES_MAX, Sparse, read_at, read_sparse
-from synvirt.disks.vmdk.stream import Inflated
 from synvirt.disks.vmdk.tables import Tables, Walked
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
+from synvirt.records import Record
 
 # 64 files of the largest size would have 1 GiB of directories.
 _CHAIN_TABLES_MAX: Final = 2 * TABLES_MAX
@@ -85,7 +85,7 @@ def _places(reader: DiskReader) -> Iterator[Place]:
     return reader.places() if isinstance(reader, Placed) else iter(())
 
 
-class _Disk(NamedTuple):
+class _Disk(Record):
     """A disk, its descriptor, and its parent if it is a snapshot."""
 
     name: str
@@ -134,7 +134,7 @@ def _open_disk(over: DiskReader, name: str, opened: _Opened, given: DiskReader |
             parts = _open_extents(descriptor, name, opened, beneath, closing)
             disk = _Joined(parts, [over] if beneath is None else [over, beneath], name)
         closing.pop_all()
-    return _Disk(name, disk, descriptor, sparse, parent)
+    return _Disk(name=name, disk=disk, descriptor=descriptor, sparse=sparse, parent=parent)
 
 
 def open_delta(over: DiskReader, parent: DiskReader, name: str) -> DiskReader:
@@ -169,7 +169,14 @@ def _sparse_disk(over: DiskReader, sparse: Sparse, name: str, opened: _Opened, p
     opened.count(sparse, name)
     source = Walked(over, sparse, name) if sparse.directory_at is None else Tables(over, sparse, name)
     grains = GrainMap(source, sparse, over.size, name, opened.cache)
-    return MappedDisk(Inflated(over, grains, name) if sparse.compressed else over, grains, name=name, parent=parent)
+    return MappedDisk(_inflated(over, grains, name) if sparse.compressed else over, grains, name=name, parent=parent)
+
+
+def _inflated(over: DiskReader, grains: GrainMap, name: str) -> DiskReader:
+    # Loaded for compressed grains only: inflaters take a while.
+    from synvirt.disks.vmdk.stream import Inflated
+
+    return Inflated(over, grains, name)
 
 
 def _require_parent(descriptor: Descriptor | None, name: str, given: DiskReader | None) -> None:

@@ -9,7 +9,7 @@ one comparison and one addition.
 
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -28,7 +28,7 @@ class Window(NamedTuple):
     """
 
     firsts: Entries
-    places: "array[int]"
+    places: Sequence[int]
     held: int
     sectors: Entries
 
@@ -85,7 +85,7 @@ class Windows:
         firsts.append(len(entries))
         return firsts, places
 
-    def _check_plain(self, first: int, firsts: Entries, places: "array[int]") -> int:
+    def _check_plain(self, first: int, firsts: Entries, places: Sequence[int]) -> int:
         """The number of grains in the file."""
         grain, size = self._sparse.grain_bytes, self._sparse.size
         held, reached, ascend = 0, 0, True
@@ -107,7 +107,7 @@ class Windows:
             self._check_overlaps(first, firsts, places)
         return held
 
-    def _check_overlaps(self, first: int, firsts: Entries, places: "array[int]") -> None:
+    def _check_overlaps(self, first: int, firsts: Entries, places: Sequence[int]) -> None:
         grain = self._sparse.grain_bytes
         before, reached = 0, 0
         for at in sorted((at for at, place in enumerate(places) if place >= 0), key=places.__getitem__):
