@@ -39,6 +39,7 @@ _SLOW = [
     "argparse",
     "dataclasses",
     "inspect",
+    "signal",
     "uuid",
 ]
 _PROGRAM = """

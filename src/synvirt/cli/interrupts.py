@@ -10,13 +10,19 @@ once, and when it is KeyboardInterrupt, after which everything begun is tidied u
 If a signal was set otherwise before (nohup ignores SIGHUP), that stays.
 """
 
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+# `signal` wraps its own base, `_signal`, and makes three enumerations of its numbers: 3 of the 107 million instructions in
+# which a raw disk of 1 MiB is copied. The plain numbers are enough here.
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # How soon a signal is handled that came during an import, or as Python freed an object.
