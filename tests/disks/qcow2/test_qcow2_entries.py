@@ -11,7 +11,7 @@ from synvirt.blocks import coalesced
 from synvirt.disks.entries import STRETCH, entries_of
 from synvirt.disks.qcow2.bitmaps import _set_bits
 from synvirt.disks.qcow2.entries import Begin, Entries, Kind
-from synvirt.disks.qcow2.header import Autoclear, Header, Incompatible
+from synvirt.disks.qcow2.header import Header, Incompatible
 from synvirt.errors import MalformedArchive
 from tests.cases import cases
 
@@ -30,8 +30,8 @@ HEADER = Header(
     l1_entries=8,
     snapshots=0,
     header_length=104,
-    incompatible=Incompatible(0),
-    autoclear=Autoclear(0),
+    incompatible=0,
+    autoclear=0,
     compression="zlib",
 )
 EXTENDED = HEADER._replace(incompatible=Incompatible.EXTENDED_L2)
@@ -61,19 +61,19 @@ def begins(header: Header, words: list[int], guest: int = 0, end: int = HEADER.s
     return list(Entries(header, "the image").begins(entries_of(struct.pack(f">{len(words)}Q", *words), "Q", "big"), guest, end))
 
 
-def pieces(found: list[Begin], end: int, unit: int) -> list[tuple[Kind, int]]:
+def pieces(found: list[Begin], end: int, unit: int) -> list[tuple[int, int]]:
     """Of each unit of the disk its kind, and its place, where the kind has one."""
-    result: list[tuple[Kind, int]] = []
+    result: list[tuple[int, int]] = []
     for (start, kind, host), (following, _, _) in pairwise([*found, (end, Kind.BACKING, 0)]):
         assert start < following
         assert kind != Kind.COMPRESSED or following - start == CLUSTER
         for at in range(0, following - start, unit):
             place = host + at if kind == Kind.DATA else host if kind == Kind.COMPRESSED else 0
-            result.append((Kind(kind), place))
+            result.append((kind, place))
     return result
 
 
-def standard(entry: int) -> tuple[Kind, int]:
+def standard(entry: int) -> tuple[int, int]:
     if entry & COMPRESSED:
         return Kind.COMPRESSED, entry & (COMPRESSED - 1)
     if entry & 1:
@@ -81,7 +81,7 @@ def standard(entry: int) -> tuple[Kind, int]:
     return (Kind.DATA, entry & OFFSET) if entry & OFFSET else (Kind.BACKING, 0)
 
 
-def subcluster(entry: int, bitmap: int, number: int) -> tuple[Kind, int]:
+def subcluster(entry: int, bitmap: int, number: int) -> tuple[int, int]:
     if entry & COMPRESSED:
         return Kind.COMPRESSED, entry & (COMPRESSED - 1)
     if bitmap >> number & 1:

@@ -7,7 +7,6 @@ looked at.
 
 from array import array
 from collections.abc import Iterator
-from enum import IntEnum
 from itertools import takewhile
 from typing import Final, TypeAlias
 
@@ -30,17 +29,17 @@ _EXPECTED_BELOW: Final = 1 << 55
 _NOTHING: Final = -1
 
 
-class Kind(IntEnum):
+class Kind:
     """What a run is: not in this image (so the backing file's, or zeros), zeros, plain bytes, or one compressed cluster."""
 
-    BACKING = 0
-    ZERO = 1
-    DATA = 2
-    COMPRESSED = 3
+    # Plain numbers: to look up a member of an enumeration takes longer than what else is done for a run.
+    BACKING: Final = 0
+    ZERO: Final = 1
+    DATA: Final = 2
+    COMPRESSED: Final = 3
 
 
-# As plain numbers: to look up a member of an enumeration takes longer than what else is done for a run.
-BACKING, ZERO, DATA, COMPRESSED = (int(kind) for kind in Kind)
+BACKING, ZERO, DATA, COMPRESSED = Kind.BACKING, Kind.ZERO, Kind.DATA, Kind.COMPRESSED
 
 # A table or a part of one, 8 bytes a number.
 Words: TypeAlias = "array[int]"

@@ -8,9 +8,8 @@ Everything is big-endian. Nothing outside the first cluster is read here, except
 
 import struct
 from collections.abc import Mapping
-from enum import IntEnum, IntFlag
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from synvirt.blocks import DiskReader, bytes_of
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -37,29 +36,31 @@ _FEATURE_NAME = struct.Struct(">BB46s")
 _BITMAPS = struct.Struct(">IIQQ")
 
 
-class _Extension(IntEnum):
-    END = 0
-    BACKING_FORMAT = 0xE2792ACA
-    FEATURE_NAMES = 0x6803F857
-    BITMAPS = 0x23852875
-    DATA_FILE = 0x44415441
+# Plain numbers: each enumeration would take half a million instructions to make, and looking up its members takes longer.
+class _Extension:
+    END: Final = 0
+    BACKING_FORMAT: Final = 0xE2792ACA
+    FEATURE_NAMES: Final = 0x6803F857
+    BITMAPS: Final = 0x23852875
+    DATA_FILE: Final = 0x44415441
 
 
-class Incompatible(IntFlag):
-    """Incompatible features: a reader that does not know one of them cannot read the image."""
+class Incompatible:
+    """Bits of incompatible features: a reader that does not know one of them cannot read the image."""
 
-    DIRTY = 1 << 0
-    CORRUPT = 1 << 1
-    DATA_FILE = 1 << 2
-    COMPRESSION_TYPE = 1 << 3
-    EXTENDED_L2 = 1 << 4
+    DIRTY: Final = 1 << 0
+    CORRUPT: Final = 1 << 1
+    DATA_FILE: Final = 1 << 2
+    COMPRESSION_TYPE: Final = 1 << 3
+    EXTENDED_L2: Final = 1 << 4
+    KNOWN: Final = DIRTY | CORRUPT | DATA_FILE | COMPRESSION_TYPE | EXTENDED_L2
 
 
-class Autoclear(IntFlag):
-    """Autoclear features: a writer that does not know them clears them, so a set one is still true."""
+class Autoclear:
+    """Bits of autoclear features: a writer that does not know them clears them, so a set one is still true."""
 
-    BITMAPS = 1 << 0
-    DATA_FILE_RAW = 1 << 1
+    BITMAPS: Final = 1 << 0
+    DATA_FILE_RAW: Final = 1 << 1
 
 
 COMPRESSIONS: dict[int, Literal["zlib", "zstd"]] = {0: "zlib", 1: "zstd"}
@@ -85,8 +86,8 @@ class Header(NamedTuple):
     l1_entries: int
     snapshots: int
     header_length: int
-    incompatible: Incompatible
-    autoclear: Autoclear
+    incompatible: int
+    autoclear: int
     compression: Literal["zlib", "zstd"]
     backing_file: str | None = None
     backing_format: str | None = None
@@ -166,8 +167,8 @@ def read_header(over: DiskReader, name: str, *, encrypted_too: bool = False) -> 
         l1_entries=l1_entries,
         snapshots=snapshots,
         header_length=header_length,
-        incompatible=Incompatible(incompatible),
-        autoclear=Autoclear(autoclear & (Autoclear.BITMAPS | Autoclear.DATA_FILE_RAW)),
+        incompatible=incompatible,
+        autoclear=autoclear & (Autoclear.BITMAPS | Autoclear.DATA_FILE_RAW),
         compression=compression,
         backing_file=_backing_name(first, backing_offset, backing_length, name),
         backing_format=found.backing_format,
@@ -239,7 +240,7 @@ class _Extensions:
 
 
 def _refuse_what_cannot_be_read(incompatible: int, crypt: int, names: dict[tuple[int, int], str], name: str) -> None:
-    unknown = incompatible & ~sum(Incompatible)
+    unknown = incompatible & ~Incompatible.KNOWN
     if unknown:
         labels = [names.get((0, bit), f"bit {bit}") for bit in range(64) if unknown >> bit & 1]
         raise UnsupportedFormat(

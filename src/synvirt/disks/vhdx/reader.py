@@ -18,7 +18,6 @@ dynamic image. Bitmap entries of the BAT are used only in differencing images: e
 
 from array import array
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Final
 
 from synvirt.blocks import DiskReader
@@ -43,21 +42,20 @@ from synvirt.errors import MalformedArchive
 from synvirt.sizes import MIB
 
 
-class State(IntEnum):
+class State:
     """Section 2.5.1.1: states of a payload block; 4 and 5 are reserved."""
 
-    NOT_PRESENT = 0
-    UNDEFINED = 1
-    ZERO = 2
-    UNMAPPED = 3
-    FULLY_PRESENT = 6
-    PARTIALLY_PRESENT = 7
+    # Plain numbers, as they are compared with each entry: a member of an enumeration takes several times as long.
+    NOT_PRESENT: Final = 0
+    UNDEFINED: Final = 1
+    ZERO: Final = 2
+    UNMAPPED: Final = 3
+    FULLY_PRESENT: Final = 6
+    PARTIALLY_PRESENT: Final = 7
 
 
 _BITMAP_PRESENT: Final = 6
 _STATE: Final = 7
-# A plain number, as it is compared with each entry: a member of an enumeration takes several times as long.
-_FULLY_PRESENT: Final = int(State.FULLY_PRESENT)
 # Bits 20 to 63 are the offset in MiB: masked, they are the offset in bytes. Bits 3 to 19 are reserved; QEMU ignores them too.
 _OFFSET: Final = 0xFFFF_FFFF_FFF0_0000
 _BITMAP_BYTES: Final = MIB
@@ -164,7 +162,7 @@ class _Table:
     def place_of(self, entry: int, block: int) -> int:
         """The place of a payload block. MalformedArchive, where its state cannot be, or its data is not in the file."""
         state, offset = entry & _STATE, entry & _OFFSET
-        if state == _FULLY_PRESENT and offset <= self._file_bytes:
+        if state == State.FULLY_PRESENT and offset <= self._file_bytes:
             return offset
         if state < State.FULLY_PRESENT:
             if state > State.UNMAPPED:
