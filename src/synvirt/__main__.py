@@ -5,21 +5,24 @@ import io
 import os
 import sys
 
-from synvirt.cli.interrupts import end_at_once
-
 # The objects after which Python looks for garbage: loading modules makes ten thousand, hardly any of which is garbage.
 GARBAGE_AFTER = 100_000
 
 
 def main() -> None:
     """The program: `synvirt disk` by its own small parser, every other command by Typer."""
+    is_disk = sys.argv[1:2] == ["disk"]
+    if is_disk:
+        # Before anything is loaded: Python would look for garbage eight times until `typing` is.
+        gc.set_threshold(GARBAGE_AFTER)
+    from synvirt.cli.interrupts import end_at_once
+
     end_at_once()
     if None in (sys.stdin, sys.stdout, sys.stderr):
         _open_standard_streams()
     _take_any_text()
     # `synvirt disk` needs no service and must start fast, so it does not load the rest.
-    if sys.argv[1:2] == ["disk"]:
-        gc.set_threshold(GARBAGE_AFTER)
+    if is_disk:
         from synvirt.cli.disk import program as disk
 
         _leave(disk.main(sys.argv[2:]))
