@@ -86,15 +86,15 @@ def images(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "modules_max"),
     [
-        ("disk.raw", 152),
-        ("disk.qcow2", 166),
-        ("zlib.qcow2", 181),
-        ("zstd.qcow2", 181),
-        ("disk.vmdk", 183),
-        ("stream.vmdk", 183),
-        ("disk.vhdx", 172),
-        ("disk.vhd", 164),
-        ("disk.vdi", 161),
+        ("disk.raw", 150),
+        ("disk.qcow2", 164),
+        ("zlib.qcow2", 172),
+        ("zstd.qcow2", 170),
+        ("disk.vmdk", 167),
+        ("stream.vmdk", 175),
+        ("disk.vhdx", 168),
+        ("disk.vhd", 160),
+        ("disk.vdi", 157),
     ],
 )
 @pytest.mark.parametrize("command", ["info", "convert"])
