@@ -38,11 +38,8 @@ PAYLOAD_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/bin", "/usr/share/doc")
 # comes too late for the kernel's check of it, which ends in a panic; tsc=reliable: for the same reason, the kernel would take a
 # slower clock. norandmaps: an emulator translates a program's code once for each place where it lies. nokaslr: to move itself
 # takes the kernel long. noreplace-smp: where there is one processor, the kernel would change 9,000 of its instructions, and
-# each change empties the emulator's table of pages. The others guard a machine with secrets, which this one has not.
-EMULATED = (
-    "cryptomgr.notests no_timer_check tsc=reliable norandmaps nokaslr noreplace-smp mitigations=off init_on_alloc=0 "
-    "hardened_usercopy=off randomize_kstack_offset=off audit=0 lsm="
-)
+# each change empties the emulator's table of pages. The last two guard a machine with secrets, which this one has not.
+EMULATED = "cryptomgr.notests no_timer_check tsc=reliable norandmaps nokaslr noreplace-smp mitigations=off init_on_alloc=0"
 SYSLINUX_CONFIG = f"""\
 SERIAL 0 115200
 DEFAULT linux
