@@ -37,8 +37,9 @@ KEEP_ALIVE_S: Final = 300.0
 # A pool has at most 64 hosts.
 MEMBERS_MAX: Final = 64
 LOGINS_A_CALL: Final = 2
-# The service parses it: small lists in JSON take twenty times as much memory. 1,500 VMs, or one with all its UEFI variables.
-ANSWER_BYTES_MAX: Final = 8 << 20
+# The service parses it: small lists in JSON take twenty times as much memory. 5,000 VMs have 27 MiB; a pool with more, or with
+# large UEFI variables, is asked for one record after another.
+ANSWER_BYTES_MAX: Final = 32 << 20
 # Of these calls the answer is one text: the bitmap of a disk of 16 TiB has 45 MiB.
 _LARGE_BYTES_MAX: Final = {"VDI.list_changed_blocks": 64 << 20}
 # So many records are fetched at once, if all of them are too much for one answer.
