@@ -106,7 +106,7 @@ def test_a_reader_in_its_cage_is_no_admin_by_the_unix_socket(service_url: tuple[
     does = (
         f"[s := socket.socket(socket.AF_UNIX), s.connect({path!r}), s.settimeout(30), s.sendall({request!r}), s.recv(64)][-1]"
     )
-    for cage in ({"network": "any"}, {"network": "local", "programs": True}, {"network": "local", "files_as_service": True}):
+    for cage in ({"network": "ANY"}, {"network": "LOCAL", "programs": True}, {"network": "LOCAL", "files_as_service": True}):
         answer = child(does, **cage)
         assert answer.get("found", "b''") == "b''", answer
         assert answer.get("error", "BrokenPipeError") in ("BrokenPipeError", "ConnectionResetError"), answer

@@ -3,6 +3,7 @@
 `TESTS` is the table; the rest of this file are those that had no other place. `python -m bench.findings` runs all of them.
 """
 
+import json
 import os
 import socket
 import ssl
@@ -167,7 +168,7 @@ def test_a_line_of_the_stream_ends_at_line_feeds_alone() -> None:
     stream = f"event: migration\ndata: {data}\n\n".encode()
     answer = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
     [event] = _events(answer, "the service")
-    assert event.data == data
+    assert json.loads(event.data) == json.loads(data)
 
 
 def test_a_worker_takes_no_module_of_the_folder_it_was_started_in(tmp_path: Path) -> None:
