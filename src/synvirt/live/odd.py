@@ -44,8 +44,11 @@ def reading(where: str, call: str) -> Iterator[None]:
         raise OddAnswer(where, call, f"what is not its form: {_field_of(error)}") from error
 
 
+def first_mistake(error: ValidationError) -> str:
+    """The field, and what is wrong there. The answer itself, which may hold secrets, is in neither."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
+
+
 def _field_of(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"{type(error).__name__}: {error}"[:200]
+    return first_mistake(error) if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"[:200]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NotRequired
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from synvirt.live.odd import OddAnswer
+from synvirt.live.odd import OddAnswer, first_mistake
 
 # CIM's uint64 counts bytes; what is more than a signed one is no size of ours.
 Number = Annotated[int, Field(ge=-(1 << 31), lt=1 << 63)]
@@ -276,6 +276,4 @@ def checked(name: str, found: Any, where: str) -> Any:
     try:
         return _form(name).validate_python(found)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the whole"
-        raise OddAnswer(where, f"{name}.ps1", f"what is not its form in {field}: {first['msg']}") from error
+        raise OddAnswer(where, f"{name}.ps1", f"what is not its form in {first_mistake(error)}") from error
