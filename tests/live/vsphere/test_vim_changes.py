@@ -72,6 +72,18 @@ def test_each_changed_byte_and_each_that_nothing_was_said_of_is_read(
     assert all(length > 0 for _, length in found)
 
 
+def test_a_list_with_a_part_before_the_disks_begin_is_not_believed() -> None:
+    """Neither as what changed, where the whole disk is compared then, nor as what was ever written."""
+    area = SimpleNamespace(start=-10, length=20)
+    answer = SimpleNamespace(startOffset=0, length=SIZE, changedArea=[area])
+    machine = SimpleNamespace(QueryChangedDiskAreas=lambda **_: answer)
+    session: Any = SimpleNamespace(host="vc", machine=lambda _: machine, snapshot=str, call=lambda _, use: use(None))
+    disk = SimpleNamespace(key=KEY, capacityInBytes=SIZE, backing=SimpleNamespace(changeId="a/2"))
+    with pytest.raises(CbtReset, match=r"disk 2001 of vm-1: vc lists a changed part at byte -10"):
+        changes.changed(session, "vm-1", "snapshot-1", disk, "a/1")
+    assert changes.allocated(session, "vm-1", "snapshot-1", disk) is None
+
+
 @pytest.mark.parametrize(
     ("fault", "error"),
     [

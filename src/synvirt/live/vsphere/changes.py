@@ -309,7 +309,9 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
         if start >= size:
             return coarser(areas, AREAS_MAX)
         answer = session.call("say what changed", ask)
-        listed = ((int(area.start), int(area.length)) for area in answer.changedArea or ())
+        listed = [(int(area.start), int(area.length)) for area in answer.changedArea or ()]
+        if (first := min((at for at, _ in listed), default=0)) < 0:
+            raise CbtReset(f"disk {disk.key} of {vm_id}: {session.host} lists a changed part at byte {first}")
         # Tracked in steps that may exceed the disk's end.
         areas += [(at, min(length, size - at)) for at, length in listed if at < size and length > 0]
         if (described := min(int(answer.startOffset), size)) > start:  # nothing is said of what is between: it is read
