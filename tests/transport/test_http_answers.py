@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from synvirt import http_answers
+from synvirt.disks.vsphere import lease_end
 from synvirt.errors import RepositoryUnreachable, SourceUnreachable
 from synvirt.remote import http as remote_http
 from synvirt.remote import retrying
@@ -211,3 +213,27 @@ def test_the_least_rate(pieces: list[tuple[int, float]], slow: bool, monkeypatch
     with pytest.raises(http_answers.TooSlow) if slow else contextlib.nullcontext():
         while answer.fp.raw.readinto(buffer):
             now[0] += 1000.0
+
+
+@pytest.mark.timeout(60)
+def test_the_process_that_ends_leases_reads_no_answer_without_an_end(
+    tls_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on to the next lease, and to the session."""
+
+    def endless(request: BaseHTTPRequestHandler) -> None:
+        request.close_connection = True
+        request.send_response(200)
+        request.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                request.wfile.write(bytes(1 << 20))
+
+    tls_server.reply = endless
+    order = {"host": "127.0.0.1", "port": tls_server.port, "verify": False, "fingerprint_sha256": None, "permitted": []}
+    order |= {"cookie": "", "session_manager": "SessionManager", "api_version": "8.0"}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(order) + "\nlease-1\nlease-2\n"))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    lease_end.main()
+    for wanted, (_, _, _, body) in zip((b"lease-1", b"lease-2", b"Logout"), tls_server.seen, strict=True):
+        assert wanted in body
