@@ -314,3 +314,5 @@ def test_json_that_is_none_of_ours_names_the_place() -> None:
         from_json(b'{"name": "x", "members": [{"id": "a", "vm": "a"}]}')
     with pytest.raises(BadRequest, match="the wave is not JSON"):
         from_json(b"{")
+    with pytest.raises(BadRequest, match=r"on_failure: is given more than once"):
+        from_json(b'{"name": "x", "on_failure": "stop", "on_failure": "continue", "members": []}')

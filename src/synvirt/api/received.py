@@ -15,11 +15,10 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from synvirt.api.problems import refused
-from synvirt.api.strict import ONE_COUNTS
 from synvirt.errors import BadRequest, UnsupportedMediaType
 from synvirt.model.values import Received
 from synvirt.sizes import KIB, MIB
-from synvirt.texts.json_once import Doubled, refuse_doubled
+from synvirt.texts.json_once import ONE_COUNTS, Doubled, refuse_doubled
 
 # A plan with a thousand networks and disks has 100 KiB; a larger body is a mistake or an attack.
 BODY_LIMIT_BYTES = MIB

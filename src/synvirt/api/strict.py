@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.errors import BadRequest
 from synvirt.nearest import did_you_mean
+from synvirt.texts.json_once import ONE_COUNTS
 
-ONE_COUNTS = "give it once: it is not known which one counts"
 # The caller's text comes back in the answer: enough to recognise it.
 _NAME_CHARS_SHOWN = 100
 

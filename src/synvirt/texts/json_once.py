@@ -2,7 +2,10 @@
 
 import json
 from collections import Counter
-from typing import Any
+from typing import Any, Final
+
+# The hint of an error about it.
+ONE_COUNTS: Final = "give it once: it is not known which one counts"
 
 
 class Doubled(ValueError):

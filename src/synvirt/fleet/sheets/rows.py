@@ -31,6 +31,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import Model, Name
 from synvirt.nearest import did_you_mean
 from synvirt.sizes import MIB
+from synvirt.texts.json_once import ONE_COUNTS, Doubled, refuse_doubled
 
 CSV_BYTES_MAX = 64 * MIB
 # Longer than fifteen of the longest cells that the csv module reads.
@@ -127,11 +128,15 @@ def take_in(content: bytes, known: Sequence[KnownVm]) -> TakenIn:
 def from_json(content: bytes) -> WaveRequest:
     """A wave in our own JSON, as written by `to_json`. BadRequest names the place."""
     try:
-        return WaveRequest.model_validate_json(content)
+        read = WaveRequest.model_validate_json(content)
+        refuse_doubled(content)
+    except Doubled as doubled:
+        raise BadRequest(f"{str(doubled)[:100]}: is given more than once", hint=ONE_COUNTS) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = place(first["loc"])
         raise BadRequest(f"{where}: {worded(first)}" if where else f"the wave {worded(first)}", hint=_FORM) from None
+    return read
 
 
 def to_json(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = None, *, etag: str | None = None) -> bytes:
