@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.sax.saxutils import escape
 
 import pytest
 
 from synvirt.live import odd as odd_answers
+from synvirt.live.libvirt.adapter import LibvirtRemote
 from synvirt.live.nutanix import machines as nutanix
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.live.nutanix.central import Central
@@ -17,6 +20,8 @@ from synvirt.live.nutanix.ways import Way
 from synvirt.live.odd import OddAnswer
 from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.proxmox.seen import Seen, Volume
+from synvirt.sizes import GIB, MIB
+from tests.live.libvirt.test_libvirt_remote_manifest import DOMAIN
 from tests.live.odd import at_most_ours, variants
 from tests.live.proxmox.test_pve_manifest import FULL
 
@@ -34,6 +39,14 @@ PVE: dict[str, Any] = {
             "ip-addresses": [{"ip-address": "192.0.2.7", "ip-address-type": "ipv4", "prefix": 24}],
         }
     ],
+}
+
+LIBVIRT: dict[str, Any] = {
+    "stats": {"state.state": 1, "state.reason": 1, "balloon.maximum": 1 << 20, "vcpu.current": 2},
+    "block": [GIB, MIB, MIB],
+    "guest": {"os.id": "debian", "os.pretty-name": "Debian 12"},
+    "addresses": {"eth0": {"hwaddr": "52:54:00:AA:bb:cc", "addrs": [{"addr": "192.0.2.7"}]}},
+    "made": "1750000000",
 }
 
 
@@ -59,6 +72,31 @@ def _of_proxmox(found: Any) -> None:
     PveApi._inspect(adapter, "100")
 
 
+def _of_libvirt(found: Any) -> None:
+    snapshot = f"<domainsnapshot><creationTime>{escape(str(found['made']))}</creationTime></domainsnapshot>"
+    answers: dict[str, Any] = {
+        "XMLDesc": DOMAIN,
+        "state": [1, 1],
+        "isPersistent": 1,
+        "hasManagedSaveImage": 0,
+        "metadata": "<state/>",
+        "blockInfo": found["block"],
+        "guestInfo": found["guest"],
+        "interfaceAddresses": found["addresses"],
+        "listAllSnapshots": [SimpleNamespace(getXMLDesc=lambda _: snapshot, getName=lambda: "before")],
+        "UUIDString": "6d6f7665-6d65-4d6f-8f76-656d656d6f76",
+        "name": "web",
+        "agentSetResponseTimeout": 0,
+    }
+    domain: Any = SimpleNamespace(**{name: partial(lambda answer, *_: answer, answer) for name, answer in answers.items()})
+    connection = SimpleNamespace(getAllDomainStats=lambda *_: [(domain, found["stats"])])
+    adapter: Any = SimpleNamespace(
+        _host=SimpleNamespace(name="kvm1", connection=connection), _too_old=lambda: None, _unreadable=lambda: None
+    )
+    LibvirtRemote._inspect(adapter, domain)
+    LibvirtRemote._list_vms(adapter)
+
+
 def _parts(right: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """As the client takes them: each part is a mapping, or a list of them."""
     for name, part in right.items():
@@ -68,12 +106,20 @@ def _parts(right: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{name}{which}", {**right, name: odd}
 
 
+def _each(right: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """One answer after another, of several calls."""
+    for name, part in right.items():
+        for which, odd in variants(part):
+            yield f"{name}{which}", {**right, name: odd}
+
+
 @pytest.mark.parametrize(
     ("right", "odd", "use"),
     [
         pytest.param(PRISM["vm"], variants, _of_central, id="prism v4"),
         pytest.param(PRISM["v3 vm"], variants, _of_element, id="prism v3"),
         pytest.param(PVE, _parts, _of_proxmox, id="proxmox"),
+        pytest.param(LIBVIRT, _each, _of_libvirt, id="libvirt"),
     ],
 )
 def test_a_vm_of_another_form_is_read_or_refused(right: Any, odd: Any, use: Any) -> None:

@@ -41,6 +41,7 @@ from synvirt.live.libvirt.freeze import FROZEN_MOST_S, Hold, frozen
 from synvirt.live.libvirt.host import UNTRUSTED_DISKS, Host, library
 from synvirt.live.libvirt.manifest import manifest, untracked
 from synvirt.live.libvirt.variables import uefi_variables
+from synvirt.live.odd import reading
 from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.plan import Shutdown
@@ -189,14 +190,16 @@ class LibvirtRemote:
         libvirt = library()
         wanted = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_VCPU | libvirt.VIR_DOMAIN_STATS_BALLOON
         found = self._host.connection.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT)
-        return [_row(domain, stats) for domain, stats in found]
+        with reading(self._host.name, "for its domains"):
+            return [_row(domain, stats) for domain, stats in found]
 
     async def inspect(self, vm_id: str) -> VmManifest:
         return await self._with_domain(vm_id, "be described", self._inspect)
 
     def _inspect(self, domain: Any) -> VmManifest:
-        root = domains.described(domain)
-        return manifest(root, domains.seen(domain, root, too_old=self._too_old(), unreadable=self._unreadable()))
+        with reading(self._host.name, f"for {domain.name()[:60]}"):
+            root = domains.described(domain)
+            return manifest(root, domains.seen(domain, root, too_old=self._too_old(), unreadable=self._unreadable()))
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
         def read(domain: Any) -> bytes | None:
