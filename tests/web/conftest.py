@@ -40,9 +40,10 @@ def chromium() -> str:
     return find("chromium-headless-shell") or find("chromium") or need("chromium-headless-shell", "chromium-headless-shell")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One a module: its start takes longer than most tests."""
+    """One for all tests of this folder that a worker runs: its start, and above all that of its driver, takes longer than most
+    tests. What a test leaves in it goes with the test's context."""
     program = chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *QUIET], timeout=60_000)

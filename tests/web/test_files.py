@@ -1,6 +1,7 @@
 """The page of the import root."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +32,7 @@ def test_the_files_of_strangers_are_opened_by_the_looker_alone(tmp_path: Path) -
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as browser:
             return await browser.get("/new/files", params={"path": "folder"})
 
-    answer = asyncio.run(page())
+    with ThreadPoolExecutor(1) as beside_the_browser:  # whose driver has an event loop in this thread
+        answer = beside_the_browser.submit(asyncio.run, page()).result()
     assert "web.ova" in answer.text
     assert asked == [(tmp_path, "folder")]
