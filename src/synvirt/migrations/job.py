@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from synvirt.destinations import Destination
@@ -20,8 +20,10 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
+from synvirt.store.memory import Remembered
 
 P = ParamSpec("P")
+R = TypeVar("R", bound=Remembered)
 T = TypeVar("T")
 
 # In these states a warm job's guest has not been shut down yet.
@@ -38,6 +40,9 @@ class Job:
         self._slots: Held | None = None
         # Several tasks of a step may change the job. They do so one by one, so that `migration` is never older than the store.
         self._changing = asyncio.Lock()
+        # What it remembers, by kind and number. It is read once: a warm job asks fifty times, and only this job writes it.
+        self._remembered: dict[tuple[type[Remembered], int], Remembered] = {}
+        self._remembering = asyncio.Lock()
 
     @property
     def id(self) -> UUID:
@@ -162,21 +167,43 @@ class Job:
             await self.note(passing=None)
 
     async def memory(self) -> JobMemory:
-        """What the job remembers."""
-        return await self.in_thread(self.rooms.store.memory.get, self.id, JobMemory)
+        """What the job remembers. Not `hashed`, which blocking code reads and writes (`proof/receipts.py`)."""
+        return await self._memory(JobMemory)
 
     async def note(self, **facts: object) -> None:
         """Writes fields of JobMemory, in one transaction."""
-        await self.in_thread(self.rooms.store.memory.change, self.id, JobMemory, lambda before: noting(before, **facts))
+        await self._note(JobMemory, 0, facts)
 
     async def memory_of(self, number: int) -> PassMemory:
         """What the job remembers of a pass."""
-        return await self.in_thread(self.rooms.store.memory.get, self.id, PassMemory, number)
+        return await self._memory(PassMemory, number)
 
     async def note_of(self, number: int, **facts: object) -> None:
         """Writes fields of a pass's PassMemory, in one transaction."""
+        await self._note(PassMemory, number, facts)
+
+    async def fold_passes(self, number: int) -> None:
+        """Keeps only what the pass after `number` needs: a job that is held for weeks has thousands of passes."""
+        async with self._remembering:
+            self._remembered.clear()
+            await self.in_thread(self.rooms.store.fold_passes, self.id, number)
+
+    async def _memory(self, kind: type[R], number: int = 0) -> R:
+        async with self._remembering:
+            found = self._remembered.get((kind, number))
+            if found is None:
+                found = await self.in_thread(self.rooms.store.memory.get, self.id, kind, number)
+                self._remembered[kind, number] = found
+        return cast("R", found)
+
+    async def _note(self, kind: type[Remembered], number: int, facts: dict[str, object]) -> None:
         change = self.rooms.store.memory.change
-        await self.in_thread(change, self.id, PassMemory, lambda before: noting(before, **facts), number)
+        async with self._remembering:
+            # Where the store fails, nobody knows which of the two it has.
+            self._remembered.pop((kind, number), None)
+            self._remembered[kind, number] = await self.in_thread(
+                change, self.id, kind, lambda before: noting(before, **facts), number
+            )
 
     async def record(self, kind: str, name: str) -> None:
         """Adds a ledger entry. Call it before the thing is made."""

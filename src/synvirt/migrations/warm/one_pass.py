@@ -138,5 +138,4 @@ async def let_go(job: Job, number: int) -> None:
         log.warning("a snapshot is not released now", job=str(job.id), number=number, cause=error.detail)
     else:
         await job.note_of(number, released_at=now())
-        # A job that is held for weeks has thousands of passes. The next pass needs only this one.
-        await job.in_thread(job.rooms.store.fold_passes, job.id, number)
+        await job.fold_passes(number)
