@@ -70,10 +70,12 @@ class Stop:
         finally:
             with self._lock:
                 self._listening.discard(stopped)
-            task.cancel()
-            # What it has begun at a source must end before the source is tidied up.
-            _, pending = await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
-            self.left_running |= bool(pending)
+            # To wait for one that is done takes a timer and two turns of the loop.
+            if not task.done():
+                task.cancel()
+                # What it has begun at a source must end before the source is tidied up.
+                _, pending = await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
+                self.left_running |= bool(pending)
 
     async def sleep(self, seconds: float) -> None:
         """Sleeps. Cancelled, at once when stopped."""
