@@ -140,7 +140,7 @@ class FakePlatform:
 
     def strike(self, name: str) -> bool:
         """Does this fault happen now?"""
-        if self._seen()["faults"].get(name, 0) <= 0:
+        if f'"{name}"'.encode() not in _content(self._path):  # nearly always, and a job asks seventy times
             return False
         with self._state() as state:
             left = state["faults"].get(name, 0)
