@@ -27,6 +27,7 @@ from synvirt.disks.passed import Pace, pass_over
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.raw.changes import Files, opening
 from synvirt.disks.raw.cloning import clone
+from synvirt.disks.raw.zvols import device_of
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.specs import (
     AsideWriterSpec,
@@ -404,7 +405,8 @@ def exclusively(writer: WriterSpec) -> Iterator[None]:
         yield
         return
     try:
-        descriptor = os.open(writer.path, os.O_RDONLY | os.O_CLOEXEC)
+        # As the writer finds it: a volume's link may be gone for a moment.
+        descriptor = os.open(device_of(writer.path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise DiskWriteFailed(
             f"volume {writer.path} cannot be opened: {error.strerror}",

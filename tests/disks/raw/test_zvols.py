@@ -1,5 +1,6 @@
 """A volume whose link udev has taken away meanwhile: its device is found by the volume's name, and another's never."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from synvirt.disks.raw import direct, files, zvols
 from synvirt.disks.specs import BlockWriterSpec, RawSpec, written
 from synvirt.errors import DiskWriteFailed, SourceUnsupported
 from synvirt.jobs.caging import cage_of
+from synvirt.jobs.copying_disks import exclusively
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from tests.devices import loop_device
 
@@ -126,3 +128,12 @@ def test_a_restore_in_place_never_takes_a_volume_without_its_link_for_no_volume(
     assert present.zfs_volume(str(host.link)) == NAME
     with pytest.raises(SourceUnsupported, match="gone cannot be opened"):
         present.zfs_volume(str(host.link.with_name("gone")))
+
+
+def test_one_worker_writes_a_volume_whose_link_is_gone(host: Host) -> None:
+    """The lock is the volume's, and so is that of a worker which finds the link again."""
+    spec = BlockWriterSpec(path=str(host.link), size_bytes=MIB)
+    device = host.link.resolve()
+    host.link.unlink()
+    with exclusively(spec), device.open("rb") as another, pytest.raises(BlockingIOError):
+        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
