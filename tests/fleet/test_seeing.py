@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
 from synvirt.errors import NotFound
-from synvirt.fleet.model import MemberState
-from synvirt.fleet.seeing import Seeing
+from synvirt.fleet import seeing as seeing_module
+from synvirt.fleet.model import MemberState, WaveState
+from synvirt.fleet.seeing import Seeing, Seen
 from synvirt.fleet.waves import Waves, change_members
 from synvirt.model.kinds import State
 from tests.fleet.made import member, plan, wave
@@ -52,6 +54,55 @@ def test_each_look_is_that_of_a_service_that_has_just_begun(house: House) -> Non
     waves.remove(wave_id)
     with pytest.raises(NotFound):
         seeing.seen(wave_id)
+
+
+def test_a_second_look_in_a_tick_reads_what_has_events(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, waves = house.store.waves, Waves(house.store.waves)
+    seeing, read, members = Seeing(rows), list[object](), rows.members
+    wave_id = waves.create(wave(member("a"), member("b", "a"), member("c"))).id
+    other_id = waves.create(wave(member("d"))).id
+    seen = seeing.seen(wave_id)
+
+    def noted(of_wave: UUID, **chosen: Any) -> Any:
+        read.append(chosen.get("ids", "all"))
+        return members(of_wave, **chosen)
+
+    monkeypatch.setattr(rows, "members", noted)
+
+    def again() -> Seen:
+        """As a service sees it that has just begun. What has been read for it is in `read`."""
+        nonlocal seen
+        read.clear()
+        seen = seeing.again(seen)
+        by_it = [*read]
+        assert seen == Seeing(rows).seen(wave_id)
+        read[:] = by_it
+        return seen
+
+    assert again().wave.members[0].state is S.WAITING
+    assert read == []
+    change_members(rows, wave_id, seen.wave.members[:1], {S.WAITING}, {"state": S.SYNCING, "job_id": uuid4()})
+    waves.skip(wave_id, "c")
+    assert [one.state for one in again().wave.members] == [S.SYNCING, S.WAITING, S.SKIPPED]
+    assert read == [["a", "c"]]
+    waves.skip(other_id, "d")
+    again()
+    assert read == []
+    waves.go(wave_id)
+    assert again().wave.state is WaveState.RUNNING
+    assert read == ["all"]
+    monkeypatch.setattr(seeing_module, "CHANGED_MOST", 0)
+    waves.skip(wave_id, "b")
+    assert again().wave.members[1].state is S.SKIPPED
+    assert read == ["all"]
+
+
+def test_a_draft_with_other_members_is_read_whole(house: House) -> None:
+    waves, seeing = Waves(house.store.waves), Seeing(house.store.waves)
+    wave_id = waves.create(wave(member("a"), member("b"))).id
+    seen = seeing.seen(wave_id)
+    waves.replace(wave_id, wave(member("b"), member("c")))
+    assert [one.id for one in seeing.again(seen).wave.members] == ["b", "c"]
 
 
 def test_what_has_not_changed_is_the_same_object(house: House) -> None:

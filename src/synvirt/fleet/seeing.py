@@ -1,13 +1,13 @@
 """A wave as one tick reads it. Most ticks find most of it as it was: a document is parsed again only where its text has
 changed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
-from synvirt.fleet.model import MEMBER_ENDS, Member, Wave
+from synvirt.fleet.model import MEMBER_ENDS, Member, Wave, WaveUpdate
 from synvirt.fleet.order import Order, order
 from synvirt.fleet.records import wave_of
 from synvirt.model.job import Migration
@@ -15,6 +15,9 @@ from synvirt.store.documents import Unreadable, parsed
 from synvirt.store.waves import MemberRow, WaveRows
 
 log = structlog.get_logger(__name__)
+
+# Of more members that have changed, all are read. A tick changes few; SQLite takes some thousands of names in a query.
+CHANGED_MOST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +57,34 @@ class Seeing:
     def seen(self, wave_id: UUID) -> Seen:
         """NotFound."""
         as_of = self._rows.last_event_id()
-        head = self._rows.get(wave_id)
         rows, _ = self._rows.members(wave_id)
-        jobs, unreadable = self._parsed_jobs(wave_id)
-        return Seen(
-            wave_of(head, self._parsed_members(wave_id, rows)),
-            {row.member_id: row for row in rows},
-            jobs,
-            unreadable,
-            as_of,
-        )
+        return self._of(wave_id, {row.member_id: row for row in rows}, as_of)
 
     def again(self, seen: Seen) -> Seen:
-        """Reads the wave again only if something has changed: a large one takes a tenth of a second, and in most ticks nothing
-        has."""
-        return seen if self._rows.last_event_id() == seen.as_of else self.seen(seen.wave.id)
+        """Reads again what has changed in this tick: a large wave takes a tenth of a second. No event says what members wait
+        for: of those that have not changed it is as it was."""
+        as_of = self._rows.last_event_id()
+        if as_of == seen.as_of:
+            return seen
+        changed = self._changed(seen)
+        if changed is None:
+            return self.seen(seen.wave.id)
+        rows = self._rows.members(seen.wave.id, ids=changed)[0] if changed else []
+        return self._of(seen.wave.id, {**seen.rows, **{row.member_id: row for row in rows}}, as_of)
+
+    def _changed(self, seen: Seen) -> list[str] | None:
+        """The members with events since then. None: they are many, or the wave itself has one, and may have other members."""
+        events = self._rows.events_after(seen.as_of, job_id=seen.wave.id, limit=CHANGED_MOST + 1)
+        try:
+            names = {parsed(WaveUpdate, event.document).member or "" for event in events}
+        except Unreadable:
+            return None
+        known = sorted(name for name in names if name in seen.rows)
+        return known if len(events) <= CHANGED_MOST and len(known) == len(names) else None
+
+    def _of(self, wave_id: UUID, rows: Mapping[str, MemberRow], as_of: int) -> Seen:
+        members = self._parsed_members(wave_id, rows.values())
+        return Seen(wave_of(self._rows.get(wave_id), members), rows, *self._parsed_jobs(wave_id), as_of)
 
     def order_of(self, wave: Wave) -> Order:
         """Members keep what they wait for from the draft on, so the order is the same while they are. InvalidPlan."""
@@ -77,7 +93,7 @@ class Seeing:
             self._orders[wave.id] = ids, order(wave)
         return self._orders[wave.id][1]
 
-    def _parsed_members(self, wave_id: UUID, rows: list[MemberRow]) -> list[Member]:
+    def _parsed_members(self, wave_id: UUID, rows: Iterable[MemberRow]) -> list[Member]:
         before, after = self._members.get(wave_id, {}), dict[str, tuple[str, Member]]()
         for row in rows:
             known = before.get(row.member_id)

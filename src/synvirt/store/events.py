@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Insert, Select, Table, delete, func, insert, select, text
+from sqlalchemy import ColumnElement, Connection, Insert, Select, Table, bindparam, delete, func, insert, select, text
 
 from synvirt.store.documents import is_known
 from synvirt.store.tables import backup_events, events, wave_events
@@ -46,11 +46,10 @@ class EventLog:
         self, db: Connection, event_id: int, *chosen: ColumnElement[bool], job_id: UUID | None = None, limit: int | None = None
     ) -> list[Event]:
         """The events after an id, in order: of one job, or of all that are `chosen`."""
-        columns = (self.table.c.id, self.table.c[self.owner].label("job_id"), self.table.c.document)
-        query = select(*columns).where(self.table.c.id > event_id, is_known(self.table.c.version), *chosen)
-        if job_id is not None:
-            query = query.where(self.of(job_id))
-        found = db.execute(query.order_by(self.table.c.id).limit(limit))
+        query = _after(self.table, self.owner, of_one=job_id is not None)
+        if chosen:
+            query = query.where(*chosen)
+        found = db.execute(query.limit(limit), {"seen": event_id, "owner": str(job_id)})
         return [Event(row.id, UUID(row.job_id), row.document) for row in found]
 
     def newest(self, db: Connection, jobs: Table, *chosen: ColumnElement[bool]) -> list[Event]:
@@ -83,6 +82,13 @@ class EventLog:
 @cache
 def _insert(table: Table) -> Insert:
     return insert(table)
+
+
+@cache
+def _after(table: Table, owner: str, *, of_one: bool) -> Select[Any]:
+    columns = (table.c.id, table.c[owner].label("job_id"), table.c.document)
+    query = select(*columns).where(table.c.id > bindparam("seen"), is_known(table.c.version)).order_by(table.c.id)
+    return query.where(table.c[owner] == bindparam("owner")) if of_one else query
 
 
 @cache

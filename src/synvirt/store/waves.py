@@ -237,17 +237,17 @@ class WaveRows:
     # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def members(
-        self, wave_id: UUID, *, limit: int | None = None, after: int = -1, states: Sequence[str] = ()
+        self, wave_id: UUID, *, limit: int | None = None, after: int = -1, states: Sequence[str] = (), ids: Sequence[str] = ()
     ) -> tuple[list[MemberRow], int | None]:
-        """A page of members in their order, and the position of the last one if there are more."""
-        query = _MEMBERS
+        """A page of members in their order, and the position of the last one if there are more. `ids`: of these alone."""
+        query = _NAMED_MEMBERS if ids else _MEMBERS
         if states:
             query = query.where(wave_members.c.state.in_(states))
         if limit is not None:
             query = query.limit(limit + 1)
         with self._reading() as db:
             _row(db, wave_id)
-            rows = db.execute(query, {"wave": str(wave_id), "after": after}).all()
+            rows = db.execute(query, {"wave": str(wave_id), "after": after, "ids": ids}).all()
         more = limit is not None and len(rows) > limit
         kept = rows[:limit] if limit is not None else rows
         return [_member(row) for row in kept], kept[-1].position if more else None
@@ -312,18 +312,17 @@ class WaveRows:
     ) -> None:
         """The documents of all that are in these states, as they are at this moment; no state changes, and no event is made.
         `only`: the ids of those that may change; the others are not parsed."""
-        of_wave = (wave_members.c.wave_id == str(wave_id), is_known(wave_members.c.version))
+        query, of_wave, new = _MEMBERS.where(wave_members.c.state.in_(list(states))), {"wave": str(wave_id)}, []
         with self._writing() as db:
             _row(db, wave_id, lock=True)
-            found = db.execute(select(wave_members).where(*of_wave, wave_members.c.state.in_(list(states)))).all()
-            for row in found:
-                if only is not None and row.member_id not in only:
-                    continue
+            found = db.execute(query, of_wave | {"after": -1}).all()
+            for row in [one for one in found if only is None or one.member_id in only]:
                 known = parsed(model, row.document, row.version)
                 if (after := change(known)) != known:
-                    written = {"document": rewritten(row.document, known, after), "version": version_after(row.version)}
-                    this = wave_members.c.member_id == row.member_id
-                    db.execute(update(wave_members).where(*of_wave, this).values(**written))
+                    values = {"document": rewritten(row.document, known, after), "version": version_after(row.version)}
+                    new.append(of_wave | {"member": row.member_id} | values)
+            if new:
+                db.execute(_CHANGED_MEMBER, new)
 
     def put_reasons(self, wave_id: UUID, waits_for: Mapping[str, str | None]) -> None:
         """Why members wait. No event: sentences change with the clock."""
@@ -417,6 +416,7 @@ _MEMBER = _MEMBER_ROW.where(*_OF_MEMBER)
 _MEMBERS = _MEMBER_ROW.where(_OF_WAVE, wave_members.c.position > bindparam("after"), is_known(wave_members.c.version)).order_by(
     wave_members.c.position
 )
+_NAMED_MEMBERS = _MEMBERS.where(wave_members.c.member_id.in_(bindparam("ids", expanding=True)))
 _OWING = select(wave_members.c.wave_id).where(
     wave_members.c.rolling_back | wave_members.c.state.not_in(bindparam("member_ends", expanding=True))
 )
