@@ -5,7 +5,7 @@
 The scheduler also asks this module whether a member may begin or cut over: so decisions and sentences follow the same rule.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from synvirt.fleet.model import MemberState
@@ -51,6 +51,7 @@ class Reasons:
         }
         # The canary's reason is the same for all members until one of them goes on.
         self._canary_reason: tuple[int, str] = (-1, "")
+        self._full_reasons: dict[str, tuple[int, str]] = {}
 
     def of_all(self, now: datetime) -> dict[str, str]:
         """The reasons of all waiting members."""
@@ -210,9 +211,17 @@ class Reasons:
         )
         for limit, names, where in places:
             if limit is not None and len(names) >= limit:
-                in_order = sorted(names, key=self._standing.place.__getitem__)
-                return f"{len(names)} of {limit} {what} {where} run: {listed(in_order)}."
+                return self._full_reason(limit, names, f"{what} {where}")
         return None
+
+    def _full_reason(self, limit: int, names: Collection[str], what: str) -> str:
+        """The same for all members that wait for it, until one of them goes on."""
+        at, reason = self._full_reasons.get(what, (-1, ""))
+        if at != self._standing.changes:
+            in_order = sorted(names, key=self._standing.place.__getitem__)
+            reason = f"{len(names)} of {limit} {what} run: {listed(in_order)}."
+            self._full_reasons[what] = self._standing.changes, reason
+        return reason
 
     def _window_named(self, member: str) -> str:
         window = self._standing.window(member)
