@@ -1,6 +1,7 @@
 """What holds for every kind of job (tests/kinds/laws.py), of a backup of zfs volumes: on real zfs, which a fake cannot promise.
 
-The guest is emulated, so each twelfth of a run's moments is tried. What a kill leaves in the middle of reading: zfs_backups.py.
+Each moment takes seconds, so each twelfth of a run's moments is tried. What a kill leaves in the middle of reading:
+zfs_backups.py.
 """
 
 from collections.abc import Sequence

@@ -11,8 +11,8 @@ import pytest
 from synvirt.store import Store
 from tests import lab
 
-# The guest is emulated, and shares the machine with the other tests: some 3 minutes, 10 on a machine that is overloaded. All
-# files are of one boot, for a boot and Python's imports take a minute; so do the plugins of pytest, of which it needs one.
+# The guest shares the machine with the other tests, and has one processor: some minutes on a machine that is overloaded. All
+# files are of one boot, and of one start of Python. Of pytest's plugins it needs one.
 GUEST_TIMEOUT_S = 2400
 FILES = [f"tests/guest/{path.name}" for path in sorted((lab.CHECKOUT / "tests/guest").glob("zfs_*.py"))]
 PYTEST = [
