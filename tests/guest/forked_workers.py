@@ -1,4 +1,5 @@
-"""Workers of jobs, forked from the process that runs the tests: a new Python takes five seconds of a processor here to begin.
+"""Workers of jobs, forked from the process that runs the tests: to begin, a new Python takes a fifth of a second of a
+processor here, most of it for page faults.
 
 A worker is a process of its own all the same, a child of its service's, in a cage of its own. How Python itself starts one is
 seen by tests outside the guest.

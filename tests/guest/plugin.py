@@ -1,4 +1,4 @@
-"""What tests/conftest.py does for tests outside the guest, as far as the guest needs it. Its imports alone take a minute."""
+"""What tests/conftest.py does for tests outside the guest, as far as the guest needs it."""
 
 import gc
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from tests.guest import forked_workers
 from tests.running.store_template import stores_from
 
-# Made by the host: Alembic takes half a minute here.
+# Made by the host, where Alembic is faster.
 TEMPLATE = Path("/result/store.db")
 
 
