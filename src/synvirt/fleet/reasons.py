@@ -7,6 +7,7 @@ The scheduler also asks this module whether a member may begin or cut over: so d
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
+from functools import partial
 
 from synvirt.fleet.model import MemberState
 from synvirt.fleet.queueing import Running
@@ -49,9 +50,8 @@ class Reasons:
             S.CUTTING_OVER: (self._lost,),
             S.READY: (self._lost, self._held, self._starts, self._approval, self._after, self._together, self._cut),
         }
-        # The canary's reason is the same for all members until one of them goes on.
-        self._canary_reason: tuple[int, str] = (-1, "")
-        self._full_reasons: dict[str, tuple[int, str]] = {}
+        # Reasons that are the same for many members until one of them goes on, each with the changes that it is made of.
+        self._shared: dict[str, tuple[int, str]] = {}
 
     def of_all(self, now: datetime) -> dict[str, str]:
         """The reasons of all waiting members."""
@@ -98,11 +98,13 @@ class Reasons:
         standing = self._standing
         if member in standing.canary or standing.canary_open():
             return None
-        if self._canary_reason[0] != standing.changes:
-            left = [name for name in standing.order.sequence if name in standing.canary and not standing.is_healthy(name)]
-            healthy = "The canary is healthy; an approval is awaited before the others move."
-            self._canary_reason = standing.changes, f"It waits for the canary: {self._named(left)}." if left else healthy
-        return self._canary_reason[1]
+        return self._once("the canary", self._canary_reason)
+
+    def _canary_reason(self) -> str:
+        standing = self._standing
+        left = [name for name in standing.order.sequence if name in standing.canary and not standing.is_healthy(name)]
+        healthy = "The canary is healthy; an approval is awaited before the others move."
+        return f"It waits for the canary: {self._named(left)}." if left else healthy
 
     def _lead(self, member: str, now: datetime) -> str | None:
         at = self._standing.begins_at(member, now)
@@ -211,17 +213,20 @@ class Reasons:
         )
         for limit, names, where in places:
             if limit is not None and len(names) >= limit:
-                return self._full_reason(limit, names, f"{what} {where}")
+                return self._once(f"{what} {where}", partial(self._full_reason, limit, names, f"{what} {where}"))
         return None
 
     def _full_reason(self, limit: int, names: Collection[str], what: str) -> str:
-        """The same for all members that wait for it, until one of them goes on."""
-        at, reason = self._full_reasons.get(what, (-1, ""))
+        in_order = sorted(names, key=self._standing.place.__getitem__)
+        return f"{len(names)} of {limit} {what} run: {listed(in_order)}."
+
+    def _once(self, what: str, reason: Callable[[], str]) -> str:
+        """A reason that is made again only where a member has gone on."""
+        at, made = self._shared.get(what, (-1, ""))
         if at != self._standing.changes:
-            in_order = sorted(names, key=self._standing.place.__getitem__)
-            reason = f"{len(names)} of {limit} {what} run: {listed(in_order)}."
-            self._full_reasons[what] = self._standing.changes, reason
-        return reason
+            made = reason()
+            self._shared[what] = self._standing.changes, made
+        return made
 
     def _window_named(self, member: str) -> str:
         window = self._standing.window(member)
