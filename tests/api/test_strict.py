@@ -33,6 +33,15 @@ def test_an_unknown_parameter_is_refused(refusing: httpx.Client, path: str, code
     assert problem["hint"].startswith(hint)
 
 
+@pytest.mark.parametrize("name", [b"%FF", b"caf%C3", b"%ED%A0%80"], ids=["a byte", "half a character", "a surrogate"])
+def test_a_query_that_is_no_text_is_refused(refusing: httpx.Client, name: bytes) -> None:
+    """Else it filters by other characters. httpx would encode the bytes again."""
+    asked = refusing.build_request("GET", "/migrations", extensions={"target": b"/api/v1/migrator/migrations?name=" + name})
+    refused = refusing.send(asked)
+    assert (refused.status_code, refused.json()["code"]) == (400, "E_MIG_BAD_REQUEST")
+    assert refused.json()["hint"].startswith("é is sent as %C3%A9")
+
+
 def test_every_parameter_that_the_document_has_is_known(service: Service, client: httpx.Client) -> None:
     """Those that a route takes as one model too. Other mistakes in the request are reported for other fields."""
     for path, methods in service.app.openapi()["paths"].items():

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -81,6 +82,8 @@ def test_what_is_wrong_with_a_wave_is_named_and_nothing_is_kept(client: httpx.Cl
     assert (
         "outside of the calendar" in client.post(WAVES, json=body("a", start_at="9999-12-31T23:59:59-14:00")).json()["detail"]
     )
+    past = now() - timedelta(hours=2)
+    assert "start_at is in the past" in client.post(WAVES, json=body("a", start_at=past.isoformat())).json()["detail"]
     assert "start_at: must be a time" in client.post(WAVES, json=body("a", start_at=5)).json()["detail"]
     for hook, named in (
         ({"url": "https://ops.example/hook", "secret": "s"}, "secret"),

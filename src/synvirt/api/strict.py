@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
@@ -19,10 +20,13 @@ _NAME_CHARS_SHOWN = 100
 
 def known_parameters(request: Request) -> None:
     """BadRequest for an unknown query parameter: if a filter were ignored, the answer would contain everything; and for one
-    that is given again but has one value: the framework takes the last one, and `dry_run=true&dry_run=false` would act."""
+    that is given again but has one value: the framework takes the last one, and `dry_run=true&dry_run=false` would act; and for
+    bytes that are no text: the framework takes other characters for them, and the filter would find nothing."""
     route = request.scope.get("route")
-    if not request.query_params or not isinstance(route, APIRoute):
+    if not request.scope["query_string"] or not isinstance(route, APIRoute):
         return
+    if not _is_text(request.scope["query_string"]):
+        raise BadRequest("the query is not UTF-8 with percent-encoding", hint="é is sent as %C3%A9, for example")
     several = dict(_parameters(route.dependant))
     known = sorted(several)
     for name in request.query_params:
@@ -35,6 +39,15 @@ def known_parameters(request: Request) -> None:
                 f"{name[:_NAME_CHARS_SHOWN]}: is not a parameter of {request.method} {request.url.path[:_NAME_CHARS_SHOWN]}",
                 hint=f"{near} {takes}" if near else takes,
             )
+
+
+def _is_text(query: bytes) -> bool:
+    """RFC 3986 section 2.5: what is not ASCII is sent as the percent-encoded bytes of UTF-8. uvicorn refuses any other."""
+    try:
+        unquote_to_bytes(query).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _parameters(dependant: Dependant) -> Iterator[tuple[str, bool]]:

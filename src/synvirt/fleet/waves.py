@@ -5,7 +5,7 @@ Nothing here moves a VM: each method stores a request, and `carrying` executes i
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID, uuid4
 
@@ -53,6 +53,8 @@ _MEMBER_STATES = frozenset(MemberState)
 BEFORE_CUT_OVER = frozenset({MemberState.WAITING, MemberState.SYNCING, MemberState.READY})
 _UNBEGUN = frozenset({MemberState.WAITING, MemberState.READY})
 _GIVEN_BACK = frozenset({MemberState.SKIPPED, MemberState.ROLLED_BACK})
+# A wave that is to begin now may come from a machine whose clock is late.
+CLOCKS_DIFFER = timedelta(hours=1)
 # Their sources may have been shut down, or their guests run here.
 MOVED = frozenset({MemberState.CUTTING_OVER, MemberState.HEALTHY})
 
@@ -361,6 +363,8 @@ def check(asked: WaveRequest) -> None:
     order(asked)
     if asked.start_at is not None and not YEARS[0] <= asked.start_at.year <= YEARS[1]:
         raise InvalidPlan(f"start_at is outside of the years {YEARS[0]} to {YEARS[1]}", hint="leave it out: it begins at go")
+    if asked.start_at is not None and asked.start_at < now() - CLOCKS_DIFFER:
+        raise InvalidPlan(f"start_at is in the past: {asked.start_at.isoformat()}", hint="leave it out: it begins at go")
     for place, member in enumerate(asked.members):
         if member.plan.schedule.start_at is not None:
             raise InvalidPlan(
