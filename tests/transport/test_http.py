@@ -3,13 +3,15 @@
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from synvirt.errors import BadRequest, SourceUnreachable
-from synvirt.transport import Answer, HttpClient, Trust, http
+from synvirt.texts import json_bounded
+from synvirt.transport import Answer, AnswerTooLarge, HttpClient, Trust, http
 from tests.servers.remote_servers import Certificates, certificates
 from tests.transport.http_server import Server, colons
 
@@ -147,6 +149,16 @@ def test_what_is_no_json_names_its_beginning(server: Server, client: HttpClient)
     server.reply = lambda request: server.send(request, 200, b"[" * 100_000)
     with pytest.raises(SourceUnreachable, match="is not JSON"):
         client.request("GET", "/").json()
+
+
+def test_an_answer_of_a_million_small_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their objects would be 24 times as large as the answer."""
+    monkeypatch.setattr(json_bounded, "VALUES_MAX", 1000)
+    for value, most in ((b"{}", 500), (b"[]", 500), (b'""', 1000), (b"7", 1000)):
+        for count in (most, most + 1):
+            answer = Answer(200, {}, b"[" + b",".join([value] * count) + b"]")
+            with nullcontext() if count == most else pytest.raises(AnswerTooLarge, match="more than 1000 values"):
+                assert len(answer.json()) == count
 
 
 def test_a_redirect_is_an_answer(server: Server, client: HttpClient) -> None:

@@ -34,6 +34,7 @@ from urllib3.exceptions import (
 from synvirt import __version__, outgoing
 from synvirt.errors import BadRequest, SourceUnreachable, root_cause_of
 from synvirt.http_answers import Response
+from synvirt.texts.json_bounded import TooManyValues, loads_bounded
 from synvirt.transport import tls
 
 # The time to connect: a firewall that drops packets is found out after this.
@@ -97,7 +98,7 @@ POOLS: Final[Mapping[str, type[urllib3.HTTPConnectionPool]]] = MappingProxyType(
 
 
 class AnswerTooLarge(SourceUnreachable):
-    """An answer has more bytes than its caller takes."""
+    """An answer has more bytes, or values, than its caller takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,11 @@ class Answer:
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """SourceUnreachable, where the body is no JSON: a proxy or another service answered."""
+        """SourceUnreachable, where the body is no JSON: a proxy or another service answered. AnswerTooLarge."""
         try:
-            return json_text.loads(self.body)
+            return loads_bounded(self.body)
+        except TooManyValues as error:
+            raise AnswerTooLarge(f"an answer of {len(self.body)} bytes has {error}") from error
         except (ValueError, RecursionError) as error:
             start = self.body[:80].decode("utf-8", "replace")
             raise SourceUnreachable(

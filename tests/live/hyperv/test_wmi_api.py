@@ -26,10 +26,12 @@ from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.hyperv.form import pairs
 from synvirt.live.hyperv.places import Shares
 from synvirt.live.hyperv.session import Address, Credentials, Session
+from synvirt.live.odd import OddAnswer
 from synvirt.live.sessions import StaysLoggedIn
 from synvirt.machines.concerns import LEFT_OUT
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.remote import retrying
+from synvirt.texts import json_bounded
 from synvirt.transport import Answer
 from tests.contracts.live import in_session, read
 from tests.fakes.hyperv.host import FakeHost
@@ -385,7 +387,8 @@ def test_a_share_that_refuses_us_is_named(hyperv: FakeHost, vm: FakeVm) -> None:
         ask(hyperv, use, shares="D:\\=not-there")
 
 
-def test_an_array_that_powershell_wrapped_is_an_array() -> None:
+def test_an_array_that_powershell_wrapped_is_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one of too many values is not parsed."""
     control = Wsman(lambda name, _: {"vms": {"value": [{"value": 1}, {"Count": 2}], "Count": 2}}, "u", "p")
     with served(control, None) as port:
         session = Session(Address("127.0.0.1", port, tls=False), Credentials("ntlm", "u", "p"))
@@ -394,6 +397,9 @@ def test_an_array_that_powershell_wrapped_is_an_array() -> None:
         )
         session._connection = lambda: plain  # type: ignore[method-assign]
         assert session.run("take") == {"vms": [{"value": 1}, {"Count": 2}]}
+        monkeypatch.setattr(json_bounded, "VALUES_MAX", 5)
+        with pytest.raises(OddAnswer, match=r"answers take\.ps1 with more than 5 values"):
+            session.run("take")
         session.close()
 
 

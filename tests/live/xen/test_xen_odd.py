@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from synvirt.live.xen import exports, machines, snapshots
 from synvirt.live.xen import session as xen_session
 from synvirt.live.xen.session import Login, XenSession
 from synvirt.model.access import SourceOptions
+from synvirt.texts import json_bounded
 from synvirt.transport import Answer, AnswerTooLarge
 from tests.fakes.xenserver.common_calls import carried_out
 from tests.fakes.xenserver.model import Failure, message
@@ -71,12 +73,15 @@ def session_with(pool: Any, folder: Path) -> XenSession:
     return session
 
 
-def test_a_pool_that_is_too_large_for_one_answer_is_listed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limited", "limit"), [(xen_session, "ANSWER_BYTES_MAX"), (json_bounded, "VALUES_MAX")])
+def test_a_pool_that_is_too_large_for_one_answer_is_listed_in_parts(
+    limited: ModuleType, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = Pool(vms=20)
     at_once = machines.rows(session_with(pool, tmp_path))
     assert len(at_once) == 20
     assert "VM.get_record" not in pool.called
-    monkeypatch.setattr(xen_session, "ANSWER_BYTES_MAX", 4000)
+    monkeypatch.setattr(limited, limit, {"ANSWER_BYTES_MAX": 4000, "VALUES_MAX": 200}[limit])
     assert machines.rows(session_with(pool, tmp_path)) == at_once
     assert pool.called.count("VM.get_record") == 20
 

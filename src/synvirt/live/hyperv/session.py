@@ -21,6 +21,8 @@ import structlog
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound, root_cause_of
 from synvirt.live.hyperv import answers
 from synvirt.live.hyperv.journal import read, written
+from synvirt.live.odd import OddAnswer
+from synvirt.texts.json_bounded import TooManyValues, check_values
 from synvirt.transport import Answer, Recorder, tls
 from synvirt.transport.http import POOLS
 
@@ -187,7 +189,10 @@ class Session:
                 self._lost()
                 raise _translated(error, self.address, f"run {name}.ps1") from error
         try:
+            check_values(text)
             found = json.loads(text, object_hook=_unwrapped)
+        except TooManyValues as error:
+            raise OddAnswer(self.address.name, f"{name}.ps1", str(error)) from error
         except (ValueError, RecursionError) as error:
             raise Internal(
                 f"{self.address.name}: {name}.ps1 answered {len(text)} characters that are not JSON: {text[:80]!r}",
