@@ -12,21 +12,31 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from itertools import chain, takewhile
 from uuid import UUID, uuid4
 
 import structlog
 
 from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable, SynvirtError
-from synvirt.fleet.facts import Estimate, Facts
+from synvirt.fleet.facts import Facts
 from synvirt.fleet.host_side import HostSide
-from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
+from synvirt.fleet.job_facts import closes, is_fresh, outage_of, why_ended
+from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberState, Wave, WaveState
 from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.reasons import is_said_here
 from synvirt.fleet.records import wave_event
 from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.seeing import Seeing, Seen
-from synvirt.fleet.waves import GOING, UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
+from synvirt.fleet.waves import (
+    GOING,
+    UNDER_WAY,
+    change_members,
+    give_back,
+    give_group_back,
+    hold_for,
+    is_warm,
+    make_changes,
+    member_change,
+)
 from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
 from synvirt.live import VmRow
@@ -38,7 +48,7 @@ from synvirt.model.kinds import State
 from synvirt.model.values import now
 from synvirt.repeating import repeated
 from synvirt.store.wave_hooks import HookRows
-from synvirt.store.waves import WaveRows
+from synvirt.store.waves import MemberChange, WaveRows
 
 log = structlog.get_logger(__name__)
 
@@ -47,10 +57,9 @@ TICK_S = 2.0
 IDLE_FACTOR = 10
 # A source that answers slowly delays other submissions no longer than this; the next tick goes on.
 SUBMITTING_S = 8.0
-# In addition to the copy: the guest shuts down, and boots here. A guess, for a job without a forecast of its outage.
-AROUND_COPY = Estimate(60, 240)
 S = MemberState
 _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
+_UNENDED = _RUNS | {S.WAITING}
 # Nothing of them is left to roll back.
 _BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
 _CANCELLED = "The wave was cancelled."
@@ -190,7 +199,7 @@ class Carrying:
         decision, reasons = decide(
             wave,
             states,
-            {one.id: self._facts(one, seen, unplaced.get(one.id), lost) for one in wave.members},
+            {one.id: self._facts(one, seen, unplaced.get(one.id), lost) for one in wave.members if states[one.id] in _UNENDED},
             at,
             approved={one.id: [word.approver for word in one.approvals] for one in wave.members},
             cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
@@ -219,20 +228,21 @@ class Carrying:
 
     def _begin(self, wave: Wave, decision: Decision, at: datetime) -> None:
         """Stores the decisions; the rest follows from the stored notes."""
-        by_id = {one.id: one for one in wave.members}
+        by_id, changes = {one.id: one for one in wave.members}, list[MemberChange]()
         for name in decision.begin:
             member = by_id[name]
             # A cold member has nothing to copy in advance.
             fields: dict[str, object] = {"state": S.READY}
             if is_warm(member):
                 fields = {"state": S.SYNCING, "job_id": uuid4()}
-            change_members(self._rows, wave.id, [member], {S.WAITING}, fields, submitted=False)
+            changes.append(member_change(member, {S.WAITING}, fields, submitted=False))
         for name in decision.cut_over:
             member = by_id[name]
             fields = {"state": S.CUTTING_OVER, "cut_over_at": at}
             if not is_warm(member):
                 fields["job_id"] = uuid4()
-            change_members(self._rows, wave.id, [member], {S.READY}, fields)
+            changes.append(member_change(member, {S.READY}, fields))
+        make_changes(self._rows, wave.id, changes)
 
     def _roll_back(self, seen: Seen) -> None:
         """Rolls back members that were moved or are being moved; those that have not begun are skipped."""
@@ -274,51 +284,64 @@ class Carrying:
 
     def _observe(self, seen: Seen, at: datetime) -> None:
         spans = spans_of(seen.wave, at - timedelta(days=2)) if seen.wave.windows else {}
-        for member in seen.wave.members:
-            row = seen.rows[member.id]
-            if member.state not in _RUNS or row.rolling_back or member.job_id is None:
-                continue
-            job = seen.job_of(member)
-            if job is None:
-                if row.submitted and member.job_id not in seen.unreadable:
-                    self._failed(seen, member, "Its job was removed.")
-            elif job.restarted_by is not None:
-                change_members(self._rows, seen.wave.id, [member], {member.state}, {"job_id": job.restarted_by})
-            elif job.state is State.CANCELLED and seen.wave.state is WaveState.CANCELLED and member.cause is None:
-                fields = {"state": S.ROLLED_BACK, "cause": _CANCELLED}
-                change_members(self._rows, seen.wave.id, [member], {member.state}, fields)
-            elif job.state in (State.FAILED, State.CANCELLED):
-                self._failed(seen, member, member.cause or _why(job))
-            else:
-                self._follow(seen, member, job, spans, at)
+        changes = list[MemberChange]()
+        try:
+            for member in seen.wave.members:
+                if member.state in _RUNS and not seen.rows[member.id].rolling_back and member.job_id is not None:
+                    fields = self._observed(seen, member, spans, at)
+                    changes += [member_change(member, {member.state}, fields)] if fields else []
+        finally:  # also where the job of one of them is in trouble
+            make_changes(self._rows, seen.wave.id, changes)
 
-    def _follow(self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime) -> None:
-        """Follows a job that runs or has completed."""
-        rows, wave = self._rows, seen.wave
+    def _observed(self, seen: Seen, member: Member, spans: Mapping[str, Sequence[Span]], at: datetime) -> dict[str, object]:
+        """The fields of a begun member that its job changes; those of a failed one are written at once."""
+        job = seen.job_of(member)
+        if job is None:
+            if seen.rows[member.id].submitted and member.job_id not in seen.unreadable:
+                self._failed(seen, member, "Its job was removed.")
+        elif job.restarted_by is not None:
+            return {"job_id": job.restarted_by}
+        elif job.state is State.CANCELLED and seen.wave.state is WaveState.CANCELLED and member.cause is None:
+            return {"state": S.ROLLED_BACK, "cause": _CANCELLED}
+        elif job.state in (State.FAILED, State.CANCELLED):
+            self._failed(seen, member, member.cause or why_ended(job))
+        else:
+            return self._followed(seen, member, job, spans, at)
+        return {}
+
+    def _followed(
+        self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime
+    ) -> dict[str, object]:
+        """The same, for a job that runs or has completed."""
         if is_warm(member) and job.held:
             if member.state is S.CUTTING_OVER:
                 is_asked = self._intake.store.cutover_requested(job.id)
                 if not is_asked and not self._ask_to_cut_over(seen, member, job, spans, at):
                     # The rest of the window is too short now: the guest runs on at its source, and waits for the next.
-                    change_members(rows, wave.id, [member], {S.CUTTING_OVER}, {"state": S.READY, "cut_over_at": None})
-            elif member.state is S.SYNCING and _is_fresh(job):
-                change_members(rows, wave.id, [member], {S.SYNCING}, {"state": S.READY})
+                    return {"state": S.READY, "cut_over_at": None}
+            elif member.state is S.SYNCING and is_fresh(job):
+                return {"state": S.READY}
         elif member.state is not S.CUTTING_OVER:
             if is_warm(member) and job.state not in (State.QUEUED, State.COPYING_FULL):  # the cut-over was requested elsewhere
-                moved = {"state": S.CUTTING_OVER, "cut_over_at": at}
-                change_members(rows, wave.id, [member], {member.state}, moved)
-        elif not job.ended and member.cause is None and (until := _closes(wave, member, spans)) is not None and at >= until:
-            cause = "Its window closed before it was done: its source was powered on again."
-            change_members(rows, wave.id, [member], {S.CUTTING_OVER}, {"cause": cause})
+                return {"state": S.CUTTING_OVER, "cut_over_at": at}
+        elif not job.ended and (member.cause is not None or self._is_overdue(seen, member, spans, at)):
             self._cancel(job)
-        elif not job.ended and member.cause is not None:
-            self._cancel(job)
+        return {}
+
+    def _is_overdue(self, seen: Seen, member: Member, spans: Mapping[str, Sequence[Span]], at: datetime) -> bool:
+        """Whether its window has closed. It is noted before its job is cancelled, as it says why."""
+        until = closes(seen.wave, member, spans)
+        if until is None or at < until:
+            return False
+        cause = "Its window closed before it was done: its source was powered on again."
+        change_members(self._rows, seen.wave.id, [member], {S.CUTTING_OVER}, {"cause": cause})
+        return True
 
     def _ask_to_cut_over(
         self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime
     ) -> bool:
         """Requests the cut-over. False, if it would not end within the window any more."""
-        until = _closes(seen.wave, member, spans)
+        until = closes(seen.wave, member, spans)
         if until is not None:
             outage = self._facts(member, seen).outage
             until -= timedelta(seconds=0 if outage is None else outage.p95)
@@ -439,47 +462,6 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
     back = wave.on_failure == "roll_back" and member.job_id is not None
     fields = {"state": S.FAILED, "cause": cause}
     change_members(rows, wave.id, [member], _RUNS, fields, rolling_back=back or None)
-
-
-def outage_of(member: MemberRequest, job: Migration | None) -> Estimate | None:
-    """The member's outage. None: not known yet. Without windows and budgets it is not used."""
-    if not is_warm(member):
-        budget = member.outage_budget_s or 0
-        return Estimate(budget, budget)
-    if job is None:
-        return None
-    if job.forecast is not None:
-        copy_s = job.forecast.expected_downtime_s
-    elif job.passes and job.passes[-1].kind != "full":
-        copy_s = job.passes[-1].seconds
-    else:
-        return None
-    # If the job has it: from the measured shutdowns, last copies, conversions and boots of this site.
-    if job.outage is not None:
-        return Estimate(job.outage.p50_s, job.outage.p95_s)
-    return Estimate(copy_s + AROUND_COPY.p50, 2 * copy_s + AROUND_COPY.p95)
-
-
-def _is_fresh(job: Migration) -> bool:
-    """Whether a delta has succeeded, so that the remaining changes are few, and measured."""
-    return job.state is State.DELTA_SYNCING and any(one.kind == "delta" and one.finished_at for one in job.passes)
-
-
-def _closes(wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
-    """The end of the window in which its cut-over began; None: it has none."""
-    if not wave.windows or member.cut_over_at is None:
-        return None
-    at = member.cut_over_at
-    own = [spans[member.window_id]] if member.window_id is not None else list(spans.values())
-    # They ascend, and there may be thousands.
-    begun = chain.from_iterable(takewhile(lambda span: span.start <= at, found) for found in own)
-    return max((span.end for span in begun if at < span.end), default=None)
-
-
-def _why(job: Migration) -> str:
-    if job.state is State.CANCELLED:
-        return "Its job was cancelled."
-    return "Its job failed." if job.last_error is None else job.last_error.message
 
 
 def _is_ours(error: Exception) -> bool:

@@ -12,7 +12,7 @@ from synvirt.fleet.order import Order, order
 from synvirt.fleet.records import wave_of
 from synvirt.model.job import Migration
 from synvirt.store.documents import Unreadable, parsed
-from synvirt.store.waves import MemberRow, WaveRows
+from synvirt.store.waves import MemberRow, WaveRow, WaveRows
 
 log = structlog.get_logger(__name__)
 
@@ -57,8 +57,8 @@ class Seeing:
     def seen(self, wave_id: UUID) -> Seen:
         """NotFound."""
         as_of = self._rows.last_event_id()
-        rows, _ = self._rows.members(wave_id)
-        return self._of(wave_id, {row.member_id: row for row in rows}, as_of)
+        head, rows = self._rows.whole(wave_id)
+        return self._of(head, {row.member_id: row for row in rows}, as_of)
 
     def again(self, seen: Seen) -> Seen:
         """Reads again what has changed in this tick: a large wave takes a tenth of a second. No event says what members wait
@@ -69,8 +69,8 @@ class Seeing:
         changed = self._changed(seen)
         if changed is None:
             return self.seen(seen.wave.id)
-        rows = self._rows.members(seen.wave.id, ids=changed)[0] if changed else []
-        return self._of(seen.wave.id, {**seen.rows, **{row.member_id: row for row in rows}}, as_of)
+        head, rows = self._rows.whole(seen.wave.id, changed)
+        return self._of(head, {**seen.rows, **{row.member_id: row for row in rows}}, as_of)
 
     def _changed(self, seen: Seen) -> list[str] | None:
         """The members with events since then. None: they are many, or the wave itself has one, and may have other members."""
@@ -82,9 +82,9 @@ class Seeing:
         known = sorted(name for name in names if name in seen.rows)
         return known if len(events) <= CHANGED_MOST and len(known) == len(names) else None
 
-    def _of(self, wave_id: UUID, rows: Mapping[str, MemberRow], as_of: int) -> Seen:
-        members = self._parsed_members(wave_id, rows.values())
-        return Seen(wave_of(self._rows.get(wave_id), members), rows, *self._parsed_jobs(wave_id), as_of)
+    def _of(self, head: WaveRow, rows: Mapping[str, MemberRow], as_of: int) -> Seen:
+        members = self._parsed_members(head.id, rows.values())
+        return Seen(wave_of(head, members), rows, *self._parsed_jobs(head.id), as_of)
 
     def order_of(self, wave: Wave) -> Order:
         """Members keep what they wait for from the draft on, so the order is the same while they are. InvalidPlan."""

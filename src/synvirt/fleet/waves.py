@@ -139,8 +139,7 @@ class Waves:
 
     def load(self, wave_id: UUID) -> tuple[WaveRow, list[MemberRow]]:
         """NotFound."""
-        row = self.rows.get(wave_id)
-        return row, self.rows.members(wave_id)[0]
+        return self.rows.whole(wave_id)
 
     def whole(self, wave_id: UUID) -> Wave:
         """The wave with all of its members. NotFound."""
@@ -236,7 +235,7 @@ class Waves:
             given = {"approvals": (*before.approvals, word), "waits_for": None}
             return None if word.approver in had else before.model_copy(update=given)
 
-        _changed(self.rows, wave_id, [MemberChange(one.id, _MEMBER_STATES, Member, approved) for one in chosen])
+        make_changes(self.rows, wave_id, [MemberChange(one.id, _MEMBER_STATES, Member, approved) for one in chosen])
         self.changed()
         return wave_of(self.rows.get(wave_id))
 
@@ -288,8 +287,8 @@ class Waves:
                 place = {"host": member.host and host, "destination": member.destination, "placed": member.placed}
                 goes_on = {"retry_of": last.id, **place}
             fields = {**_FRESH, **goes_on}
-        changes = _member_changes([member], _RETRIED, fields, submitted=submitted)
-        _changed(self.rows, wave_id, changes, of_wave=_GOES_ON)
+        change = member_change(member, _RETRIED, fields, submitted=submitted)
+        make_changes(self.rows, wave_id, [change], of_wave=_GOES_ON)
         self.changed()
         return member_of(self.rows.member(wave_id, member_id))
 
@@ -400,28 +399,30 @@ def change_members(
 ) -> list[str]:
     """Changes members that are still in one of `expected`, and have the same job as before. Their other fields stay as they are
     now: one may have been approved meanwhile."""
-    changes = _member_changes(members, expected, fields, submitted=submitted, rolling_back=rolling_back)
-    return _changed(rows, wave_id, changes)
+    each = partial(member_change, expected=expected, fields=fields, submitted=submitted, rolling_back=rolling_back)
+    return make_changes(rows, wave_id, [each(one) for one in members])
 
 
-def _member_changes(
-    members: Iterable[Member],
+def member_change(
+    one: Member,
     expected: Iterable[MemberState],
     fields: Mapping[str, object],
     *,
     submitted: bool | None = None,
     rolling_back: bool | None = None,
-) -> list[MemberChange]:
-    def changed(one: Member, known: Member) -> Member | None:
+) -> MemberChange:
+    """A change of one member, as `change_members` makes it."""
+
+    def changed(known: Member) -> Member | None:
         return None if known.job_id != one.job_id else known.model_copy(update={**fields, "waits_for": None})
 
-    return [
-        MemberChange(one.id, frozenset(expected), Member, partial(changed, one), submitted=submitted, rolling_back=rolling_back)
-        for one in members
-    ]
+    return MemberChange(one.id, frozenset(expected), Member, changed, submitted=submitted, rolling_back=rolling_back)
 
 
-def _changed(rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange], *, of_wave: WaveChange | None = None) -> list[str]:
+def make_changes(
+    rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange], *, of_wave: WaveChange | None = None
+) -> list[str]:
+    """Makes all changes that still fit, in one transaction. The ids of the changed members."""
     if not changes:
         return []
     return rows.change_members(
@@ -444,13 +445,14 @@ def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None
 def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> list[str]:
     """Stores the request, so that the job's host does it (`host_side`). Rolled back members stay as they are, and those that
     have another job by now. The ids of the others."""
-    done = []
-    for one in members:
-        if one.state not in _GIVEN_BACK:
-            fields = {"cause": one.cause or cause}
-            # Whatever state another host has moved it to meanwhile.
-            done += change_members(rows, wave_id, [one], _MEMBER_STATES - _GIVEN_BACK, fields, rolling_back=True)
-    return done
+    # Whatever state another host has moved it to meanwhile.
+    expected = _MEMBER_STATES - _GIVEN_BACK
+    changes = [
+        member_change(one, expected, {"cause": one.cause or cause}, rolling_back=True)
+        for one in members
+        if one.state not in _GIVEN_BACK
+    ]
+    return make_changes(rows, wave_id, changes)
 
 
 def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:

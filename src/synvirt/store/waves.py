@@ -142,6 +142,11 @@ class WaveRows:
         with self._reading() as db:
             return _wave(_row(db, wave_id))
 
+    def whole(self, wave_id: UUID, ids: Sequence[str] | None = None) -> tuple[WaveRow, list[MemberRow]]:
+        """The wave, and its members in their order. `ids`: of these alone. NotFound."""
+        with self._reading() as db:
+            return _whole(db, _row(db, wave_id), wave_id, ids)
+
     def counted(self, wave_id: UUID) -> WaveRow:
         """The wave, with its members counted. NotFound."""
         with self._reading() as db:
@@ -237,17 +242,17 @@ class WaveRows:
     # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def members(
-        self, wave_id: UUID, *, limit: int | None = None, after: int = -1, states: Sequence[str] = (), ids: Sequence[str] = ()
+        self, wave_id: UUID, *, limit: int | None = None, after: int = -1, states: Sequence[str] = ()
     ) -> tuple[list[MemberRow], int | None]:
-        """A page of members in their order, and the position of the last one if there are more. `ids`: of these alone."""
-        query = _NAMED_MEMBERS if ids else _MEMBERS
+        """A page of members in their order, and the position of the last one if there are more."""
+        query = _MEMBERS
         if states:
             query = query.where(wave_members.c.state.in_(states))
         if limit is not None:
             query = query.limit(limit + 1)
         with self._reading() as db:
             _row(db, wave_id)
-            rows = db.execute(query, {"wave": str(wave_id), "after": after, "ids": ids}).all()
+            rows = db.execute(query, {"wave": str(wave_id), "after": after}).all()
         more = limit is not None and len(rows) > limit
         kept = rows[:limit] if limit is not None else rows
         return [_member(row) for row in kept], kept[-1].position if more else None
@@ -335,7 +340,7 @@ class WaveRows:
     def jobs(self, wave_id: UUID, but: Sequence[str]) -> dict[UUID, tuple[str, str, str]]:
         """The jobs of the members whose state is not in `but`: host, document and version, by the job's id."""
         with self._reading() as db:
-            found = db.execute(_JOBS, {"wave": str(wave_id), "but": list(but)})
+            found = db.execute(_JOBS, {"wave": str(wave_id), "but": list(but)}).all()
             return {_uuid(id_): (host, document, version) for id_, host, document, version in found}
 
     def job(self, job_id: UUID) -> tuple[str, str, str] | None:
@@ -445,8 +450,9 @@ def _row(db: Connection, wave_id: UUID, *, lock: bool = False) -> Row[Any]:
     return row
 
 
-def _whole(db: Connection, row: Row[Any], wave_id: UUID) -> tuple[WaveRow, list[MemberRow]]:
-    return _wave(row), [_member(one) for one in db.execute(_MEMBERS, {"wave": str(wave_id), "after": -1})]
+def _whole(db: Connection, row: Row[Any], wave_id: UUID, ids: Sequence[str] | None = None) -> tuple[WaveRow, list[MemberRow]]:
+    query = _MEMBERS if ids is None else _NAMED_MEMBERS
+    return _wave(row), [_member(one) for one in db.execute(query, {"wave": str(wave_id), "after": -1, "ids": ids}).all()]
 
 
 def _wave(row: Row[Any], counts: Mapping[str, Mapping[str, int]] = {}) -> WaveRow:
@@ -470,15 +476,9 @@ def _uuid(text: str) -> UUID:
 
 
 def _add_members(db: Connection, wave_id: UUID, members: Sequence[MemberRow]) -> None:
+    all_of_them = {"wave_id": str(wave_id), "version": VERSION}
     rows = [
-        {
-            "wave_id": str(wave_id),
-            "member_id": one.member_id,
-            "position": position,
-            "state": one.state,
-            "document": one.document,
-            "version": VERSION,
-        }
+        {**all_of_them, "member_id": one.member_id, "position": position, "state": one.state, "document": one.document}
         for position, one in enumerate(members)
     ]
     for start in range(0, len(rows), ROWS_A_STATEMENT):

@@ -12,14 +12,14 @@ import structlog
 
 from synvirt.copying import request_bytes
 from synvirt.errors import InvalidPlan
-from synvirt.fleet.carrying import AROUND_COPY, outage_of
 from synvirt.fleet.facts import Estimate
+from synvirt.fleet.job_facts import AROUND_COPY, outage_of
 from synvirt.fleet.model import (
     ApprovalRequest,
     Member,
     MemberState,
 )
-from synvirt.fleet.waves import change_members
+from synvirt.fleet.waves import change_members, give_back
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
@@ -62,6 +62,26 @@ def test_a_canary_that_fails_holds_the_wave_before_anything_else_has_begun(night
         night.waves.approve(made.id, ApprovalRequest(canary=True))
     done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
     assert set(states(done).values()) == {S.HEALTHY}
+
+
+def test_what_begins_in_a_tick_is_noted_in_one_transaction_and_so_is_what_is_given_back(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = night.waves.create(wave({"id": "db"}, {"id": "web"}, {"id": "dns"}))
+    night.waves.go(made.id)
+    rows, noted = night.store.waves, list[list[str]]()
+    change = rows.change_members
+
+    def changed(*given: Any, **more: Any) -> list[str]:
+        noted.append(change(*given, **more))
+        return noted[-1]
+
+    monkeypatch.setattr(rows, "change_members", changed)
+    night.carrying.tick()
+    assert noted[0] == ["db", "web", "dns"]
+    noted.clear()
+    give_back(rows, made.id, night.waves.whole(made.id).members, "They go back.")
+    assert noted == [["db", "web", "dns"]]
 
 
 def test_members_move_in_their_order_and_the_wave_completes(night: Night) -> None:

@@ -191,7 +191,7 @@ def test_a_member_that_is_begun_at_that_moment_is_skipped_nevertheless(
 def test_members_that_are_begun_at_that_moment_are_rolled_back_nevertheless(
     night: Night, begun_meanwhile: Callable[[str], UUID]
 ) -> None:
-    wave_id = begun_meanwhile("members")
+    wave_id = begun_meanwhile("whole")
     night.waves.roll_back(wave_id, RollBackRequest(members=("db", "web")))
     seen = {row.member_id: (row.state, row.rolling_back) for row in night.store.waves.members(wave_id)[0]}
     assert seen == {"db": (S.SYNCING, True), "web": (S.SKIPPED, False)}

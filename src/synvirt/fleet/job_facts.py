@@ -1,0 +1,57 @@
+"""What a member's job says of the member. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import chain, takewhile
+
+from synvirt.fleet.facts import Estimate
+from synvirt.fleet.model import Member, MemberRequest, Wave
+from synvirt.fleet.waves import is_warm
+from synvirt.migrations.planning.windows import Span
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+
+# In addition to the copy: the guest shuts down, and boots here. A guess, for a job without a forecast of its outage.
+AROUND_COPY = Estimate(60, 240)
+
+
+def outage_of(member: MemberRequest, job: Migration | None) -> Estimate | None:
+    """The member's outage. None: not known yet. Without windows and budgets it is not used."""
+    if not is_warm(member):
+        budget = member.outage_budget_s or 0
+        return Estimate(budget, budget)
+    if job is None:
+        return None
+    if job.forecast is not None:
+        copy_s = job.forecast.expected_downtime_s
+    elif job.passes and job.passes[-1].kind != "full":
+        copy_s = job.passes[-1].seconds
+    else:
+        return None
+    # If the job has it: from the measured shutdowns, last copies, conversions and boots of this site.
+    if job.outage is not None:
+        return Estimate(job.outage.p50_s, job.outage.p95_s)
+    return Estimate(copy_s + AROUND_COPY.p50, 2 * copy_s + AROUND_COPY.p95)
+
+
+def is_fresh(job: Migration) -> bool:
+    """Whether a delta has succeeded, so that the remaining changes are few, and measured."""
+    return job.state is State.DELTA_SYNCING and any(one.kind == "delta" and one.finished_at for one in job.passes)
+
+
+def closes(wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
+    """The end of the window in which its cut-over began; None: it has none."""
+    if not wave.windows or member.cut_over_at is None:
+        return None
+    at = member.cut_over_at
+    own = [spans[member.window_id]] if member.window_id is not None else list(spans.values())
+    # They ascend, and there may be thousands.
+    begun = chain.from_iterable(takewhile(lambda span: span.start <= at, found) for found in own)
+    return max((span.end for span in begun if at < span.end), default=None)
+
+
+def why_ended(job: Migration) -> str:
+    """Why it did not complete."""
+    if job.state is State.CANCELLED:
+        return "Its job was cancelled."
+    return "Its job failed." if job.last_error is None else job.last_error.message
