@@ -36,6 +36,7 @@ async def _seen_and_carried_out() -> tuple[dict[str, Any], int, Ended]:
     async def heard(message: object) -> None: ...
 
     async with started() as worker:
+        until(workers)  # for a moment after execve(2) a process has no command line
         (pid,) = workers()
         until(lambda: _open(pid) == ["pipe"] * 4)  # it waits for its order
         assert "-P -m synvirt.worker" in command_line(pid)
