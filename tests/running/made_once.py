@@ -29,10 +29,11 @@ from typer.main import get_command
 
 from synvirt import accounts, programs
 from synvirt.doctor import finding, volumes
+from synvirt.kvm import connection
 from synvirt.offline.hyperv import tool
 from synvirt.programs import Output
 from synvirt.repository import sealed_key
-from tests.servers.libvirt_capabilities import capabilities_known
+from tests.servers.libvirt_capabilities import FEATURES_AT_ONCE, capabilities_known
 
 # What a guess of a password costs on purpose, a core's 50 ms and more and 128 MiB: test_accounts.py has that it does.
 GUESSED_AT = {module: module.SCRYPT_N for module in (accounts, sealed_key)}
@@ -68,6 +69,7 @@ def made_once() -> Iterator[None]:
         patched.setattr(routing, "compile_path", functools.cache(compile_path))
         patched.setattr(routing, "get_typed_return_annotation", returned(utils.get_typed_return_annotation))
         patched.setattr("httpx._transports.default.create_ssl_context", trusting(create_ssl_context))
+        patched.setattr(connection, "QEMU_CONF", connection.QEMU_CONF + FEATURES_AT_ONCE)
         for module in GUESSED_AT:
             patched.setattr(module, "SCRYPT_N", 2)
         patched.setattr("typer.testing._get_command", functools.cache(get_command))

@@ -111,7 +111,9 @@ class LibvirtLab:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_BYTES}", "tmpfs", str(self.folder / "small")], check=True)
         self._make_pki()
         self._make_keys()
-        (self.folder / "etc/qemu.conf").write_text(_QEMU_CONF.format(pki=self.folder / "pki"))
+        (self.folder / "etc/qemu.conf").write_text(
+            libvirt_capabilities.FEATURES_AT_ONCE + _QEMU_CONF.format(pki=self.folder / "pki")
+        )
         (self.folder / "libvirtd.conf").write_text(
             _LIBVIRTD_CONF.format(folder=self.folder, pki=self.folder / "pki", tcp_port=self.tcp_port, tls_port=self.tls_port)
         )
