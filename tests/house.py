@@ -165,10 +165,10 @@ class House:
 
         async def until_the_end() -> Migration:
             while True:
-                job = await asyncio.to_thread(self.store.get, job_id)
+                job, cancelled = await asyncio.to_thread(self.store.get_to_run, job_id)
                 if job.state in ENDS:
                     return job
-                if await asyncio.to_thread(self.store.cancel_requested, job_id):
+                if cancelled:
                     stop.set()
                 await advance(self.rooms, job, stop)
 

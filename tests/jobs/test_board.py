@@ -67,7 +67,7 @@ def test_the_engine_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise PersistFailed("the store failed: database or disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(house.store, "get", full)
+        patched.setattr(house.store, "get_to_run", full)
         with pytest.raises(PersistFailed):
             asyncio.run(Engine(house.rooms, host="local").run(job.id))
     last_error = house.board.current(house.store.get(job.id)).last_error

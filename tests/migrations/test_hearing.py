@@ -1,7 +1,6 @@
 """What is made of a worker's messages: of any, in any order."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -59,13 +58,10 @@ class Job:
         self.id, self.migration = UUID(int=1), SimpleNamespace(disks=disks, passes=passes, state="CopyingFull")
         self.marks: list[Watermark] = []
         self.overs = 0
-        store = SimpleNamespace(put_watermark=lambda _, mark: self.marks.append(mark))
-        self.rooms = SimpleNamespace(store=store, board=SimpleNamespace(pin=lambda *_: None))
+        self.rooms = SimpleNamespace(board=SimpleNamespace(pin=lambda *_: None))
 
-    async def in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
-        return call(*arguments)
-
-    async def change(self, **named: Any) -> None:
+    async def change(self, mark: Watermark, **named: Any) -> None:
+        self.marks.append(mark)
         vars(self.migration).update(named)
 
     async def over(self) -> None:

@@ -182,10 +182,12 @@ def test_wishes_are_kept_and_an_ended_job_takes_none(store: Store) -> None:
     job = a_job()
     store.add(job, host="h")
     assert not store.cancel_requested(job.id)
+    assert store.get_to_run(job.id) == (store.get(job.id), False)
     store.request_cancel(job.id)
     store.request_cancel(job.id)
     store.request_cutover(job.id)
     assert store.cancel_requested(job.id)
+    assert store.get_to_run(job.id) == (store.get(job.id), True)
     assert store.cutover_requested(job.id)
     store.change(job.id, State.QUEUED, to(State.CANCELLED))
     with pytest.raises(Conflict, match="Cancelled"):
@@ -224,6 +226,12 @@ def test_the_newest_watermark_of_each_disk_and_pass_counts(store: Store) -> None
         store.put_watermark(job.id, mark)
     assert store.watermarks(job.id, 1) == {"a": later}
     assert store.watermarks(job.id, 2) == {"a": second}
+    third = Watermark("b", 2, 1, 1, 1, 0, finished=True)
+    with pytest.raises(Conflict):
+        store.change(job.id, State.STARTING, to(State.STARTING), mark=third)
+    assert store.watermarks(job.id, 2) == {"a": second}, "its document and its watermark are written together, or neither"
+    store.change(job.id, State.QUEUED, to(State.QUEUED), mark=third)
+    assert store.watermarks(job.id, 2) == {"a": second, "b": third}
 
 
 def test_the_ledger_keeps_order_and_forgets_what_is_struck(store: Store) -> None:
@@ -345,13 +353,13 @@ def test_what_folded_passes_copied_counts_as_before(store: Store) -> None:
     for number in range(1, 6):
         for disk in ("a", "b"):
             store.put_watermark(job.id, Watermark(disk, number, 10, 100, 10**number, number, finished=number < 5))
-    before = [store.copied_before(job.id, number) for number in (2, 6)]
-    marks = [store.watermarks(job.id, number) for number in (1, 5)]
+    before = [store.copied(job.id, number)[1] for number in (2, 6)]
+    marks = [store.watermarks(job.id, number) for number in (1, 5, 6)]
     assert before == [dict.fromkeys("ab", (10, 1)), dict.fromkeys("ab", (111110, 15))]
     for _ in range(2):
         store.fold_passes(job.id, 5)
-        assert store.copied_before(job.id, 6) == before[1]
-        assert [store.watermarks(job.id, number) for number in (1, 5)] == marks
+        assert store.copied(job.id, 6) == (marks[2], before[1])
+        assert [store.watermarks(job.id, number) for number in (1, 5, 6)] == marks
         assert [store.watermarks(job.id, number) for number in (2, 3, 4)] == [{}, {}, {}]
 
 

@@ -96,7 +96,7 @@ class Engine:
     async def _run_to_end(self, job_id: UUID) -> None:
         stop, store = self._stop_of(job_id), self.rooms.store
         try:
-            migration = await asyncio.to_thread(store.get, job_id)
+            migration, cancelled = await asyncio.to_thread(store.get_to_run, job_id)
         except Unreadable as error:
             log.warning("a job is left alone", job=str(job_id), cause=error.detail)
             return
@@ -105,10 +105,10 @@ class Engine:
         await asyncio.to_thread(self._take_up_course, job_id)
         await self.rooms.slots.forget(job_id)
         while not migration.ended:
-            if await asyncio.to_thread(store.cancel_requested, job_id):
+            if cancelled:
                 stop.set()
             await advance(self.rooms, migration, stop)
-            migration = await asyncio.to_thread(store.get, job_id)
+            migration, cancelled = await asyncio.to_thread(store.get_to_run, job_id)
         self._stops.pop(job_id, None)
         await asyncio.to_thread(self._keep_course, job_id, self.rooms.board.courses())
         self._kept.pop(job_id, None)

@@ -155,8 +155,8 @@ class Listener:
                 bytes_zero=message.bytes_zero,
                 finished=message.finished,
             )
-            await job.in_thread(job.rooms.store.put_watermark, job.id, mark)
             await job.change(
+                mark,
                 progress=progress,
                 disks=disks,
                 passes=tuple(

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
+from synvirt.store import Watermark
 from synvirt.store.memory import Remembered
 
 P = ParamSpec("P")
@@ -86,7 +86,7 @@ class Job:
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs blocking code in a thread."""
-        return await asyncio.to_thread(partial(call, *args, **kwargs))
+        return await asyncio.to_thread(call, *args, **kwargs)
 
     async def in_stoppable_thread(self, call: Callable[[Callable[[], bool]], T]) -> T:
         """Runs blocking code that takes long in a thread. `call` gets a function that says whether it must end: the job is
@@ -98,11 +98,12 @@ class Job:
         finally:
             let_go.set()
 
-    async def change(self, **fields: object) -> None:
-        """Writes these fields of the job; the state stays. Conflict where the state has changed meanwhile."""
+    async def change(self, mark: Watermark | None = None, /, **fields: object) -> None:
+        """Writes these fields of the job; the state stays. `mark`: a watermark that is written with them. Conflict where the
+        state has changed meanwhile."""
         async with self._changing:
             self.migration = await self.in_thread(
-                self.rooms.store.change, self.id, self.migration.state, lambda now_: now_.model_copy(update=fields)
+                self.rooms.store.change, self.id, self.migration.state, lambda now_: now_.model_copy(update=fields), mark=mark
             )
 
     def problem(self, error: SynvirtError, *, fatal: bool) -> Problem:
@@ -171,7 +172,7 @@ class Job:
         return await self._memory(JobMemory)
 
     async def note(self, **facts: object) -> None:
-        """Writes fields of JobMemory, in one transaction."""
+        """Writes fields of JobMemory, in one transaction. Those that it has already are not written."""
         await self._note(JobMemory, 0, facts)
 
     async def memory_of(self, number: int) -> PassMemory:
@@ -199,6 +200,9 @@ class Job:
     async def _note(self, kind: type[Remembered], number: int, facts: dict[str, object]) -> None:
         change = self.rooms.store.memory.change
         async with self._remembering:
+            known = self._remembered.get((kind, number))
+            if known is not None and noting(known, **facts) == known:
+                return
             # Where the store fails, nobody knows which of the two it has.
             self._remembered.pop((kind, number), None)
             self._remembered[kind, number] = await self.in_thread(

@@ -88,8 +88,8 @@ async def run_opened_pass(
     if begun.finished_at is not None:
         return begun
     number, kind = begun.number, begun.kind
-    marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
-    tally = Tally(before=await job.in_thread(job.rooms.store.copied_before, job.id, number))
+    marks, before = await job.in_thread(job.rooms.store.copied, job.id, number)
+    tally = Tally(before=before)
     tally.take_up(marks)
     clock = Clock(begun.seconds)
     listener = Listener(job, number, tally, clock, patience)

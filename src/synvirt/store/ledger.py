@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, insert, select, update
 
 from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
 from synvirt.store.tables import ledger
@@ -99,10 +99,8 @@ def owned_by(owner: Owner) -> ColumnElement[bool]:
 
 def record(db: Connection, owner: Owner, entry: LedgerEntry, *, host: str | None = None) -> None:
     """Adds an entry, in the caller's transaction. Idempotent. `host` None: the owner's host."""
-    if db.execute(_ENTRY, _names(owner, entry.kind, entry.name)).first() is None:
-        of_owner = {"owner_kind": owner.kind, "owner_id": str(owner.id), "host": host}
-        thing = {"kind": entry.kind, "name": entry.name, "state": entry.state, "document": entry.document}
-        db.execute(_INSERT, {**of_owner, **thing, "version": VERSION})
+    more = {"host": host, "state": entry.state, "document": entry.document, "version": VERSION}
+    db.execute(_RECORD, {**_names(owner, entry.kind, entry.name), **more})
 
 
 def strike(db: Connection, owner: Owner, kind: str, name: str) -> None:
@@ -122,8 +120,14 @@ _THIS = (
     ledger.c.kind == bindparam("entry_kind"),
     ledger.c.name == bindparam("entry_name"),
 )
-_ENTRY = select(ledger.c.id).where(*_THIS)
-_INSERT = insert(ledger)
+_COLUMNS = {"owner_kind": "of_kind", "owner_id": "owner", "kind": "entry_kind", "name": "entry_name"} | {
+    name: name for name in ("host", "state", "document", "version")
+}
+# An entry that is there is not added again.
+_RECORD = insert(ledger).from_select(
+    list(_COLUMNS),
+    select(*(bindparam(name, type_=ledger.c[column].type) for column, name in _COLUMNS.items())).where(~exists().where(*_THIS)),
+)
 _STRIKE = delete(ledger).where(*_THIS)
 
 

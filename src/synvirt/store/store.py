@@ -178,6 +178,12 @@ class Store:
         with self._reading() as db:
             return parse(row_of(db, job_id))
 
+    def get_to_run(self, job_id: UUID) -> tuple[Migration, bool]:
+        """The job, and whether an operator has asked to cancel it. NotFound."""
+        with self._reading() as db:
+            row = row_of(db, job_id)
+            return parse(row), row.cancel_requested
+
     def sealed(self, job_id: UUID) -> bytes | None:
         """The sealed secrets of a job; None, where it has none or has ended."""
         with self._reading() as db:
@@ -257,16 +263,26 @@ class Store:
             document = db.execute(query).scalar()
         return None if document is None else parsed(Migration, document)
 
-    def change(self, job_id: UUID, expected: State, change: Callable[[Migration], Migration]) -> Migration:
-        """Rewrites a job that is still in `expected`, else Conflict. A move, an error or a boot attempt adds an event."""
-        with self._writing_of(job_id) as db:
-            row = row_of(db, job_id, lock=True)
+    def change(
+        self,
+        job_id: UUID,
+        expected: State,
+        change: Callable[[Migration], Migration],
+        *,
+        mark: Watermark | None = None,
+    ) -> Migration:
+        """Rewrites a job that is still in `expected`, else Conflict. A move, an error or a boot attempt adds an event. `mark`:
+        written in the same transaction, as `put_watermark` does."""
+        with self._writing() as db:
+            row = self._own_row(db, job_id)
             before = parse(row)
             if before.state != expected:
                 raise Conflict(f"job {job_id} is {before.state}, not {expected}")
             after = change(before)
             document = rewritten(row.document, before, after)
             rewrite(db, row, after, document)
+            if mark is not None:
+                marks.put(db, job_id, mark)
             if after.ended:
                 forget_secrets_and_slots(db, job_id)
             if _reported(after) != _reported(before):
@@ -349,10 +365,11 @@ class Store:
         with self._writing_of(job_id) as db:
             marks.forget(db, job_id, disk_key)
 
-    def copied_before(self, job_id: UUID, pass_number: int) -> dict[str, tuple[int, int]]:
-        """By disk key: bytes that all passes before this one moved, and bytes of zeros among them."""
+    def copied(self, job_id: UUID, pass_number: int) -> tuple[dict[str, Watermark], dict[str, tuple[int, int]]]:
+        """The watermarks of a pass, by disk key; and by disk key the bytes that all passes before it moved, with the bytes of
+        zeros among them."""
         with self._reading() as db:
-            return marks.copied_before(db, job_id, pass_number)
+            return marks.of_pass(db, job_id, pass_number), marks.copied_before(db, job_id, pass_number)
 
     def fold_passes(self, job_id: UUID, number: int) -> None:
         """Joins the watermarks of the passes before `number` into one for each disk; the first pass stays. Call it when the
@@ -368,9 +385,10 @@ class Store:
 
     def claim(self, job_id: UUID, names: list[str], *, hint: str) -> None:
         """Adds ledger entries for names that only one unended job of a host may have. Conflict, when another has one."""
-        with self._writing_of(job_id) as db:
+        with self._writing() as db:
+            host = self._own_row(db, job_id).host
             one_at_a_time(db, CLAIMS_LOCK)
-            if (taken := db.execute(claimed(job_id, names, row_of(db, job_id).host)).first()) is not None:
+            if (taken := db.execute(claimed(job_id, names, host)).first()) is not None:
                 raise Conflict(f"migration {taken.id}, which has not ended, has the {taken.name} too", hint=hint)
             for name in names:
                 ledgers.record(db, owner(job_id), LedgerEntry("claim", name))
@@ -418,8 +436,15 @@ class Store:
         come here after the host has a lease again; another host may have the job by then."""
         with self._writing() as db:
             if self._fence is not None:
-                self._fence.check_host(row_of(db, job_id, lock=True).host)
+                self._own_row(db, job_id)
             yield db
+
+    def _own_row(self, db: Connection, job_id: UUID) -> Row[Any]:
+        """The job's row, locked. LeaseLost, as `_writing_of`; NotFound."""
+        row = row_of(db, job_id, lock=True)
+        if self._fence is not None:
+            self._fence.check_host(row.host)
+        return row
 
     @contextmanager
     def _unfenced(self) -> Iterator[Connection]:

@@ -54,6 +54,25 @@ def test_each_row_is_read_once(job: Job, house: House, reads: Counter[tuple[type
     assert house.store.memory.get(job.id, PassMemory, 2).retakes == 3
 
 
+def test_what_a_job_remembers_already_is_not_written_again(job: Job, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, change = list[int](), house.store.memory.change
+
+    def noted(*given: Any) -> Any:
+        written.append(given[3])
+        return change(*given)
+
+    monkeypatch.setattr(house.store.memory, "change", noted)
+
+    async def step() -> None:
+        for downs in (1, 1, 2, 2, 1):
+            await job.note(downs=downs)
+            await job.note_of(3, downs=downs, retakes=None)
+
+    asyncio.run(step())
+    assert written == [0, 3] * 3
+    assert [house.store.memory.get(job.id, JobMemory).downs, house.store.memory.get(job.id, PassMemory, 3).downs] == [1, 1]
+
+
 def test_what_the_store_has_forgotten_the_job_has_forgotten(job: Job) -> None:
     async def step() -> int:
         for number in (1, 2, 3):

@@ -5,18 +5,22 @@ from synvirt.migrations.planning.forecast import forecast
 from synvirt.migrations.planning.outage import outage_forecast
 from synvirt.migrations.planning.past import completed
 from synvirt.migrations.warm.setbacks import is_distrusted
+from synvirt.model.job import OutageForecast
 from synvirt.model.values import now
 
 
 async def forecast_cut_over(job: Job) -> None:
     """Forecasts the last delta and the outage, after a pass."""
-    await job.change(forecast=forecast(job.migration.passes, at=now()))
-    await forecast_outage(job)
+    await job.change(forecast=forecast(job.migration.passes, at=now()), outage=await _outage(job))
 
 
 async def forecast_outage(job: Job) -> None:
     """Forecasts the job's outage from the jobs that completed here, and from this job's passes and rehearsals."""
-    found = outage_forecast(
+    await job.change(outage=await _outage(job))
+
+
+async def _outage(job: Job) -> OutageForecast | None:
+    return outage_forecast(
         job.migration,
         await job.in_thread(completed, job.rooms.store, job.migration.plan),
         converts=job.converts,
@@ -25,4 +29,3 @@ async def forecast_outage(job: Job) -> None:
         whole=await is_distrusted(job),
         at=now(),
     )
-    await job.change(outage=found)
