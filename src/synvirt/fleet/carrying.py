@@ -201,7 +201,7 @@ class Carrying:
             states,
             {one.id: self._facts(one, seen, unplaced.get(one.id), lost) for one in wave.members if states[one.id] in _UNENDED},
             at,
-            approved={one.id: [word.approver for word in one.approvals] for one in wave.members},
+            approved={one.id: [word.approver for word in one.approvals] for one in wave.members if one.approvals},
             cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
             canary_approved=wave.canary_approval is not None,
             hold=self._why_held(wave),

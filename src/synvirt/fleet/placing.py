@@ -81,8 +81,8 @@ class Placing:
         for gone in self._accounts.keys() - set(under_way):
             del self._accounts[gone]
             self._refused = {name: refused for name, refused in self._refused.items() if name[0] != gone}
-        movable = {one.id for one in wave.members if is_placed(one) and _may_move(one, rows[one.id], jobs)}
-        unplaced = [one for one in wave.members if is_placed(one) and one.id in movable and one.host is None]
+        movable = {one.id for one in wave.members if _may_move(one, rows[one.id], jobs) and is_placed(one)}
+        unplaced = [one for one in wave.members if one.host is None and one.id in movable]
         todo = [one for one in unplaced if self._refused.get((wave.id, one.id), (at, ""))[0] <= at][:PLACED_A_LOOK]
         if todo or self._is_old(wave):
             account = self._counted(wave, jobs)
@@ -229,9 +229,9 @@ def is_placed(member: Member) -> bool:
 
 def _may_move(member: Member, row: MemberRow, jobs: Jobs) -> bool:
     """Whether nothing of it is on a host yet."""
-    if row.rolling_back or row.submitted or _job(member, jobs) is not None:
+    if member.state not in _TAKES or row.rolling_back or row.submitted:
         return False
-    return member.state in _TAKES
+    return _job(member, jobs) is None
 
 
 def _job(member: Member, jobs: Jobs) -> Migration | None:

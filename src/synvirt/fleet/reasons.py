@@ -55,7 +55,7 @@ class Reasons:
 
     def of_all(self, now: datetime) -> dict[str, str]:
         """The reasons of all waiting members."""
-        found = {name: self.why(name, now) for name in self._standing.members}
+        found = {name: self.why(name, now) for name, state in self._standing.state.items() if state in self._by_state}
         return {name: reason for name, reason in found.items() if reason is not None}
 
     def why(self, member: str, now: datetime) -> str | None:

@@ -195,8 +195,11 @@ class Standing:
                 self._freed(one)
 
     def _approvers_missing(self, member: str, approved: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+        needed = self.members[member].approvers
+        if not needed:  # as most members
+            return ()
         given = set(approved.get(member, ()))
-        return tuple(name for name in self.members[member].approvers if name not in given)
+        return tuple(name for name in needed if name not in given)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
