@@ -5,7 +5,8 @@ from synvirt.migrations.planning.forecast import forecast
 from synvirt.migrations.planning.outage import outage_forecast
 from synvirt.migrations.planning.past import completed
 from synvirt.migrations.warm.setbacks import is_distrusted
-from synvirt.model.job import OutageForecast
+from synvirt.model.job import Migration, OutageForecast
+from synvirt.model.rehearsal import Rehearsal
 from synvirt.model.values import now
 
 
@@ -20,12 +21,19 @@ async def forecast_outage(job: Job) -> None:
 
 
 async def _outage(job: Job) -> OutageForecast | None:
+    past, rehearsals = await job.in_thread(_measured_here, job)
     return outage_forecast(
         job.migration,
-        await job.in_thread(completed, job.rooms.store, job.migration.plan),
+        past,
         converts=job.converts,
         starts=job.migration.plan.target.start,
-        rehearsals=await job.in_thread(job.rooms.store.rehearsals.of, job.id),
+        rehearsals=rehearsals,
         whole=await is_distrusted(job),
         at=now(),
     )
+
+
+def _measured_here(job: Job) -> tuple[list[Migration], list[Rehearsal]]:
+    """The jobs that completed here, and this job's rehearsals. Blocks."""
+    store = job.rooms.store
+    return completed(store, job.migration.plan), store.rehearsals.of(job.id)
