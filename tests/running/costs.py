@@ -7,18 +7,18 @@ process had that this one was started from.
 
 Said in red, too: a thread that outlives the file of tests that began it. Beside one, no buffer is emptied (`kept_small.py`)."""
 
+import os
 import resource
 import threading
 from collections import defaultdict
 from collections.abc import Generator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.running import forked
-from tests.running.kept_small import more_threads, resident_bytes
+from tests.running.kept_small import more_threads, own, resident_bytes
 
 FILES = 40
 PEAKS = 20
@@ -35,13 +35,17 @@ def processor_s() -> float:
 
 def peak_mib() -> int:
     """The peak of resident memory since it was last reset; since the process began, where the kernel cannot reset it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:")), 0)
+    _, _, rest = own("status").partition(b"VmHWM:")
+    return int(rest.split(maxsplit=1)[0]) >> 10 if rest else 0
 
 
 def begin_peak() -> None:
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        try:
+            os.write(descriptor, b"5")
+        finally:
+            os.close(descriptor)
 
 
 class Costs:
