@@ -209,9 +209,10 @@ def _relative(root: Path, name: str) -> str:
     if not name.startswith("/"):
         return name
     name = f"/{name.lstrip('/')}"  # for Linux `//` is `/`; for PurePosixPath it is another root
-    for prefix in (root.absolute(), root.resolve()):
+    # To resolve a root takes a system call for each of its folders: it is done only where the name has no such root as it is.
+    for prefix in (root.absolute, root.resolve):
         with contextlib.suppress(ValueError):
-            return str(PurePosixPath(name).relative_to(prefix))
+            return str(PurePosixPath(name).relative_to(prefix()))
     raise HostPathRejected(
         f"{name!r} is outside the import root {str(root)!r}", hint="Copy or move the file into the import root."
     )
