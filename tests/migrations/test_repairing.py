@@ -2,7 +2,6 @@
 Kills and cancels: tests/kinds."""
 
 import fcntl
-import hashlib
 import os
 import random
 import struct
@@ -14,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import xxhash
 
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
@@ -69,8 +69,8 @@ def moved(house: House, wanted: MigrationPlan | None = None) -> Migration:
 
 
 def digest(path: Path, length: int | None = None) -> bytes:
-    """Of the file, or of so many bytes at its start."""
-    found = hashlib.sha256()
+    """Of the file, or of so many bytes at its start: by a hash that takes a tenth of SHA-256's time, since nobody lies here."""
+    found = xxhash.xxh3_128()
     with path.open("rb") as file:
         left = path.stat().st_size if length is None else length
         while piece := file.read(min(left, MIB)):
@@ -80,7 +80,7 @@ def digest(path: Path, length: int | None = None) -> bytes:
 
 
 def digest_of(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
+    return xxhash.xxh3_128(content).digest()
 
 
 def flip(path: Path, places: list[int]) -> None:
