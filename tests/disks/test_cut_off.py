@@ -39,6 +39,7 @@ VARIANTS = {
 COMPRESSED = {"qcow2 compressed", "qcow2 zstd", "vmdk stream", "ova"}
 
 PIECE_BYTES = 64 << 10
+ZEROS = bytes(PIECE_BYTES)
 
 
 @shared_in_a_file
@@ -76,7 +77,7 @@ def _restore(file: Path, whole: bytes, kept: int) -> None:
         cut.truncate(len(whole))
         for at in range(kept, len(whole), PIECE_BYTES):
             piece = whole[at : at + PIECE_BYTES]
-            if piece.count(0) < len(piece):
+            if piece != ZEROS[: len(piece)]:
                 cut.seek(at)
                 cut.write(piece)
 
