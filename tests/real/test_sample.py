@@ -15,6 +15,7 @@ from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.migrations.landing import machine_of
 from synvirt.model.machine import Disk, GuestOs, Nic, VmManifest
 from synvirt.sample import ID_PATH, Sample, build
+from synvirt.sample.disk import BOOT_START
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
 from tests.needs import need
@@ -62,6 +63,14 @@ def test_no_two_samples_are_the_same(sample: Sample, tmp_path: Path) -> None:
 
 def test_nothing_but_the_archive_is_left(sample: Sample) -> None:
     assert [path.name for path in sample.ova.parent.iterdir()] == [sample.ova.name]
+
+
+def test_its_loader_follows_few_clusters(raw: Path) -> None:
+    """FAT's parameter block (ECMA-107, 9): bytes a sector at 11, sectors a cluster at 13. Each costs an emulated boot."""
+    with raw.open("rb") as disk:
+        disk.seek(BOOT_START)
+        block = disk.read(16)
+    assert int.from_bytes(block[11:13], "little") * block[13] == 32 << 10
 
 
 @pytest.mark.timeout(400)
