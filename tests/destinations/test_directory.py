@@ -165,6 +165,24 @@ def test_a_volume_that_was_removed_is_gone_after_a_power_cut(tmp_path: Path, mon
     assert synced == [(Path(tmp_path / first).parent, [Path(second).name]), (tmp_path, [])]
 
 
+def test_the_last_two_volumes_of_a_job_are_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder goes while the second one looks into it."""
+    destination = DirectoryDestination(tmp_path)
+    name = destination.volume_name(uuid4(), "disk")
+    destination.create(name, SIZE)
+    volume = tmp_path / name
+    listed = os.listdir
+
+    def late(folder: Path) -> list[str]:
+        if Path(folder) == volume.parent:
+            volume.parent.rmdir()
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", late)
+    destination.destroy(name)
+    assert listed(tmp_path) == []
+
+
 def test_a_link_in_place_of_a_volume_is_not_followed(tmp_path: Path) -> None:
     destination = DirectoryDestination(tmp_path / "volumes")
     name = destination.volume_name(uuid4(), "disk")

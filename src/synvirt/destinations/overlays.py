@@ -166,8 +166,10 @@ def _held(volume: Path, clone: Path) -> Path:
 
 def _all_held(volume: Path) -> list[Path]:
     name = re.compile(rf"\.{re.escape(volume.name)}\.[0-9a-f-]{{36}}\.held", re.ASCII)
-    found = volume.parent.iterdir() if volume.parent.exists() else ()
-    return [path for path in found if name.fullmatch(path.name)]
+    try:
+        return [path for path in volume.parent.iterdir() if name.fullmatch(path.name)]
+    except FileNotFoundError:  # the folder goes with the job's last volume, which may be removed at the same time
+        return []
 
 
 def _aside(volume: Path) -> Path:
