@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from synvirt.errors import Internal, SourceUnreachable
-from synvirt.texts.json_bounded import loads_bounded
+from synvirt.texts.json_bounded import TooManyValues, loads_bounded
 
 # Another client of the monitor leaves within some seconds; our own commands on a busy disk take some too.
 GREETING_TIMEOUT_S: Final = 30.0
@@ -97,6 +97,8 @@ class Qmp:
         del self._rest[: end + 1]
         try:
             found = loads_bounded(line)
+        except TooManyValues as error:
+            raise SourceUnreachable(f"{self.what}: its monitor sends {error} in one line") from error
         except (ValueError, RecursionError) as error:
             raise SourceUnreachable(f"{self.what}: its monitor does not use QMP") from error
         if not isinstance(found, dict):
