@@ -3,8 +3,8 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,42 +17,40 @@ GREETING = b'{"QMP": {"version": {}, "capabilities": []}}\n'
 READY = b'{"return": {}}\n'
 
 
-@pytest.fixture
-def monitor(tmp_path: Path) -> Iterator[Callable[[bytes], Path]]:
-    """Listens at a path, and sends what it is given to the first client, question by question: a line for each."""
+@contextmanager
+def monitor(folder: Path, sent: bytes) -> Iterator[Path]:
+    """A socket that sends this to its first client, at once, and reads until that one has gone."""
+    path = folder / "100.qmp"
     with socket.socket(socket.AF_UNIX) as listening:
-        path = tmp_path / "100.qmp"
         listening.bind(str(path))
         listening.settimeout(30)
         listening.listen()
-        threads: list[threading.Thread] = []
 
-        def serve(sent: bytes) -> None:
+        def serve() -> None:
             client, _ = listening.accept()
             with client, suppress(OSError):
                 client.sendall(sent)
                 while client.recv(4096):
                     pass
 
-        def begin(sent: bytes) -> Path:
-            threads.append(threading.Thread(target=serve, args=(sent,)))
-            threads[0].start()
-            return path
-
-        yield begin
-        for thread in threads:
-            thread.join()
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            yield path
+        finally:
+            serving.join()
 
 
-def test_events_between_question_and_answer_are_skipped(monitor: Callable[[bytes], Path]) -> None:
-    path = monitor(GREETING + READY + b'{"event": "STOP"}\n{"return": ["node"]}\n')
-    with qmp.Qmp(path, "web01") as opened:
+def test_events_between_question_and_answer_are_skipped(tmp_path: Path) -> None:
+    sent = GREETING + READY + b'{"event": "STOP"}\n{"return": ["node"]}\n'
+    with monitor(tmp_path, sent) as path, qmp.Qmp(path, "web01") as opened:
         assert opened.ask("query-named-block-nodes") == ["node"]
 
 
-def test_what_qemu_refuses_is_an_error_with_its_words(monitor: Callable[[bytes], Path]) -> None:
-    path = monitor(GREETING + READY + json.dumps({"error": {"class": "GenericError", "desc": "no such node"}}).encode() + b"\n")
+def test_what_qemu_refuses_is_an_error_with_its_words(tmp_path: Path) -> None:
+    sent = GREETING + READY + json.dumps({"error": {"class": "GenericError", "desc": "no such node"}}).encode() + b"\n"
     with (
+        monitor(tmp_path, sent) as path,
         qmp.Qmp(path, "web01") as opened,
         pytest.raises(qmp.QmpError, match="web01: QEMU refuses block-dirty-bitmap-add: no such"),
     ):
@@ -71,12 +69,16 @@ def test_what_qemu_refuses_is_an_error_with_its_words(monitor: Callable[[bytes],
     ],
 )
 def test_what_no_monitor_sends_is_an_error_that_says_what_came(
-    monitor: Callable[[bytes], Path], monkeypatch: pytest.MonkeyPatch, sent: bytes, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, said: str
 ) -> None:
     monkeypatch.setattr(json_bounded, "VALUES_MAX", 5000)
     monkeypatch.setattr(qmp, "LINE_BYTES_MAX", 20_000)
     monkeypatch.setattr(qmp, "GREETING_TIMEOUT_S", 0.2)
-    with pytest.raises(SourceUnreachable, match=f"^web01: its monitor {said}$"), qmp.Qmp(monitor(sent), "web01"):
+    with (
+        monitor(tmp_path, sent) as path,
+        pytest.raises(SourceUnreachable, match=f"^web01: its monitor {said}$"),
+        qmp.Qmp(path, "web01"),
+    ):
         pass
 
 
