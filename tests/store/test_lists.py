@@ -9,7 +9,7 @@ from typing import Any, get_args
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import event, func, insert, select, text, update
+from sqlalchemy import Connection, event, func, insert, select, text, update
 
 from synvirt.backups.model import BackupRun, PointState, RestorePoint, Status
 from synvirt.backups.points import Points
@@ -130,6 +130,7 @@ COUNTS: dict[str, tuple[Ask, object]] = {
     "what is left to tidy up": (lambda all_: all_.store.untidied(["snapshot"], host="other"), []),
     "readers of an upload": (lambda all_: all_.store.uploads.readers(uuid4()), []),
     "jobs of lost hosts": (lambda all_: all_.store.lost_jobs.all(but="other"), []),
+    "new events of a host": (lambda all_: len(all_.store.events_after(all_.store.last_event_id() - 3, host="other")), 3),
     "all runs": (lambda all_: len(all_.found("run")), 9),
     "all points": (lambda all_: len(all_.found("point")), 9),
     "unended runs": (lambda all_: len(all_.store.backups.all("run", host="h", states=(str(Status.TRANSFERRING),))), 1),
@@ -161,29 +162,30 @@ class RowCounter:
 def rows_read(store: Store) -> Iterator[RowCounter]:
     """How many rows the queries in the block read, roughly. PostgreSQL runs each again, and tells."""
     counter, asked, engine = RowCounter(), [], store._engine
-    steps = 0
+    is_sqlite, steps, counted = engine.dialect.name == "sqlite", 0, set()
 
     def stepped() -> None:
         nonlocal steps
         steps += 1
 
-    def came(dbapi: Any, *_: object) -> None:
-        dbapi.set_progress_handler(stepped, STEPS_A_ROW)
+    def executed(connection: Connection, _: object, statement: str, parameters: Any, *__: object) -> None:
+        if is_sqlite:
+            counted.add(dbapi := connection.connection.dbapi_connection)
+            dbapi.set_progress_handler(stepped, STEPS_A_ROW)  # type: ignore[union-attr]
+        else:
+            asked.append((statement, parameters))
 
-    def executed(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
-        asked.append((statement, parameters))
-
-    is_sqlite = engine.dialect.name == "sqlite"
-    listening = (engine, "checkout", came) if is_sqlite else (engine, "before_cursor_execute", executed)
-    event.listen(*listening)
+    event.listen(engine, "before_cursor_execute", executed)
     try:
         yield counter
     finally:
-        event.remove(*listening)
+        event.remove(engine, "before_cursor_execute", executed)
+        for dbapi in counted:
+            dbapi.set_progress_handler(None, 0)  # type: ignore[union-attr]
     counter.rows = steps
+    if not asked:
+        return
     with engine.connect() as connection:
-        if is_sqlite:
-            connection.connection.dbapi_connection.set_progress_handler(None, 0)  # type: ignore[union-attr]
         for statement, parameters in asked:
             explained = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one()
             counter.rows += _scanned(explained[0]["Plan"])
@@ -198,6 +200,9 @@ def _scanned(node: dict[str, Any]) -> int:
 
 def test_a_list_reads_its_own_rows(store: Store) -> None:
     filled, failed = Filled(store), []
+    with rows_read(store) as counter:
+        store.documents(limit=OTHERS)
+    assert counter.rows > READ_MOST, "else it counts nothing"
     expected: list[tuple[str, Ask, object]] = [(name, ask, wanted) for name, (ask, wanted) in COUNTS.items()]
     for asks, sought in ((JOBS, filled.job.id), (RUNS, filled.run.id), (POINTS, filled.point.id)):
         expected += [(name, ask, [sought]) for name, ask in asks.items()]

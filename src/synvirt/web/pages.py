@@ -62,6 +62,7 @@ class Pages:
         self.files = {path.name: path.read_bytes() for path in sorted(STATIC.rglob("*")) if path.suffix in TYPES}
         self._environment = Environment(
             loader=PackageLoader("synvirt.web"),
+            auto_reload=False,  # an upgrade must not mix its templates with our code; and to look costs 10 % of a long page
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
