@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 
 import synvirt
@@ -117,6 +118,23 @@ def test_a_long_sentence_of_a_table_cuts_no_other_column(
     assert max(map(len, out.splitlines())) <= 80
     assert {"cutting_over", "1f3a5b7c", "failed", "2b4c6d8e"} <= set(out.split())
     assert out.count("damaged") == 20
+
+
+@pytest.mark.parametrize("columns", [200, 40])
+def test_a_table_shows_names_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    """Whether something must wrap or not: codes of emojis and styles mean nothing here, and wide characters are two columns."""
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = ("web:cat:", "[bold]db[/]", "\N{CJK UNIFIED IDEOGRAPH-6F22}\N{CJK UNIFIED IDEOGRAPH-5B57}")
+    listing.print_table(("NAME", "WHY"), [(name, "! it waits" + " for its turn" * 4) for name in names])
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert (len(lines) == 1 + len(names)) is (columns == 200)
+    assert [(line.split()[0], cell_len(line.partition("!")[0])) for line in lines if "!" in line] == [
+        (name, 13) for name in names
+    ]
 
 
 def test_every_command_shows_an_example_of_itself() -> None:

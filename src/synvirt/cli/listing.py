@@ -23,6 +23,8 @@ ID_CHARS = 8
 WRAP = frozenset({"NAME", "WHY", "WHY THEN", "WHAT IS WRONG", "HINT", "ANSWER", "PROBLEM", "RESOURCE", "MEMBERS", "FREE"})
 # Columns of an output that is no terminal: more than any row has.
 WIDEST = 1_000_000
+# Between two columns.
+GAP = "  "
 # These have names; an upload has none of its own.
 _NAMED = ("migration", "source")
 
@@ -121,10 +123,11 @@ def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_
 def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """A table that fits into a terminal: names and sentences wrap, and nothing else is cut. A narrow terminal shows the
     beginning of an ID, which every command accepts. Elsewhere each row is one line."""
+    from rich.cells import cell_len, set_cell_size
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, emoji=False)
     titles, rows = (
         tuple(titles),
         [tuple(shown(cell).replace("\n", "\N{REPLACEMENT CHARACTER}") for cell in row) for row in rows],
@@ -134,6 +137,13 @@ def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     if console.width < NARROW and "ID" in titles:
         at_id = titles.index("ID")
         rows = [tuple(cell[:ID_CHARS] if at == at_id else cell for at, cell in enumerate(row)) for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
+    if sum(widths) + len(GAP) * len(widths[1:]) <= console.width:  # nothing to wrap: some ten times as fast as a Table
+        head, *lines = (GAP.join(map(set_cell_size, row, widths)).rstrip() for row in (titles, *rows))
+        console.out(head, style="bold")
+        if lines:
+            console.out("\n".join(lines))
+        return
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(title, no_wrap=title not in WRAP, overflow="fold" if title in WRAP else "ellipsis")
