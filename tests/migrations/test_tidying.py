@@ -13,11 +13,11 @@ from synvirt import repeating
 from synvirt.errors import Internal, NotFound
 from synvirt.live.sessions import Sessions
 from synvirt.migrations import source_vm, tidying
-from synvirt.migrations.source_vm import OWED
 from synvirt.migrations.tidying import Tidier, tidied
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB
+from synvirt.store.tables import OWED_KINDS
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan
@@ -82,11 +82,11 @@ def back(house: House) -> None:
 
 
 def owed(house: House, job: Migration) -> list[str]:
-    return [entry.kind for entry in house.store.ledger(job.id) if entry.kind in OWED]
+    return [entry.kind for entry in house.store.ledger(job.id) if entry.kind in OWED_KINDS]
 
 
 def kept(house: House, job: Migration) -> list[str]:
-    return [entry.kind for entry in house.store.ledger(job.id) if entry.kind not in OWED]
+    return [entry.kind for entry in house.store.ledger(job.id) if entry.kind not in OWED_KINDS]
 
 
 def tries_left(house: House) -> int:
@@ -129,7 +129,7 @@ def test_a_source_that_is_away_for_a_while_is_tidied_up_when_it_is_back(house: H
     assert len(house.hypervisor.domains) == 1
     assert house.volume(job).exists()
     assert house.platform.vm(VM)["power"] == "off"
-    assert house.store.untidied(OWED, host="local") == []
+    assert house.store.untidied(host="local") == []
 
 
 def test_what_was_reported_before_is_reported_again(house: House) -> None:

@@ -18,7 +18,7 @@ from synvirt.model.kinds import ENDS, State
 from synvirt.store import Store
 from synvirt.store.backups import Row
 from synvirt.store.filters import Only
-from synvirt.store.tables import POINT_STATES, backups, migrations, slots
+from synvirt.store.tables import POINT_STATES, backups, ledger, migrations, slots
 from tests.house import live_plan
 from tests.jobs.migrations import migration
 
@@ -73,8 +73,9 @@ class Filled:
         self.run = BackupRun(id=uuid4(), kind="restore", job_id=self.point.job_id, status=Status.TRANSFERRING, created_at=AT)
         store.add(self.job, host="sought")
         store.hosts.begin("sought", ttl_s=-9, document="{}")
-        for _ in range(OTHERS):
-            store.add(other.model_copy(update={"id": uuid4()}), host="other")
+        others = [other.model_copy(update={"id": uuid4()}) for _ in range(OTHERS)]
+        for one in others:
+            store.add(one, host="other")
         of_other = uuid4(), uuid4()
         done = {"job_id": of_other[0], "status": Status.COMPLETED, "created_at": AT}
         runs = [self.run, *(BackupRun(id=uuid4(), **done) for _ in range(OTHERS))]
@@ -90,6 +91,9 @@ class Filled:
                 {"resource": "r", "job_id": str(uuid4()), "host": "h", "held": place == 0} for place in range(OTHERS)
             ]
             db.execute(insert(slots), waiting)
+            kept = [("claim", "name other"), ("volume", "disk-0.raw"), ("domain", "other")]
+            noted = [{"owner_kind": "migration", "kind": kind, "name": name} for kind, name in kept]
+            db.execute(insert(ledger), [entry | {"owner_id": str(one.id)} for one in others for entry in noted])
             self.last_in_line = UUID(waiting[-1]["job_id"])
             if db.dialect.name == "postgresql":
                 db.execute(text("ANALYZE"))
@@ -127,7 +131,8 @@ COUNTS: dict[str, tuple[Ask, object]] = {
     "a wave": (lambda all_: len(all_.jobs(wave_id=uuid4())), 0),
     "unended by host": (lambda all_: all_.store.count_unended(), {"sought": 1}),
     "wishes": (lambda all_: all_.store.wishes(host="other"), []),
-    "what is left to tidy up": (lambda all_: all_.store.untidied(["snapshot"], host="other"), []),
+    "what is left to tidy up": (lambda all_: all_.store.untidied(host="other"), []),
+    "a claim": (lambda all_: all_.store.claim(all_.job.id, ["name sought", "name other"], hint=""), None),
     "readers of an upload": (lambda all_: all_.store.uploads.readers(uuid4()), []),
     "jobs of lost hosts": (lambda all_: all_.store.lost_jobs.all(but="other"), []),
     "new events of a host": (lambda all_: len(all_.store.events_after(all_.store.last_event_id() - 3, host="other")), 3),

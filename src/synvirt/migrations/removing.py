@@ -16,7 +16,6 @@ import structlog
 from synvirt.errors import Conflict, NotFound, SynvirtError
 from synvirt.migrations.planning.repairable import refuse_second
 from synvirt.migrations.planning.retrying import kept_on_failure
-from synvirt.migrations.source_vm import OWED
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS, State
 from synvirt.model.values import now
@@ -24,6 +23,7 @@ from synvirt.repeating import repeated
 from synvirt.store import Store
 from synvirt.store.documents import readable
 from synvirt.store.filters import Only
+from synvirt.store.tables import OWED_KINDS
 
 log = structlog.get_logger(__name__)
 
@@ -141,4 +141,4 @@ def volumes_of(job: Migration) -> list[str]:
 
 
 def _is_owed(job: Migration, kind: str) -> bool:
-    return kind in OWED if job.state is State.COMPLETED else kind != "claim"
+    return kind in OWED_KINDS if job.state is State.COMPLETED else kind != "claim"

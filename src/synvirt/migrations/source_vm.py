@@ -20,13 +20,12 @@ from synvirt.migrations.memory import JobMemory
 from synvirt.migrations.patience import patiently
 from synvirt.model.values import now
 from synvirt.store import LedgerEntry
+from synvirt.store.tables import OWED_KINDS
 
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-# The kinds of ledger entries that a completed job must still settle at its source. The others are things here, which it keeps.
-OWED = ("snapshot", "mark", "tracking")
 # How long to wait for a source that is away, where the call may also be made later.
 LATER_S = 30.0
 # A guest that was asked to shut down is off after this time, or will not go off any more. The plan may give it longer.
@@ -154,7 +153,7 @@ async def tidy_up(job: Job, so_far: str) -> None:
     try:
         entries = await job.in_thread(job.rooms.store.ledger, job.id)
         for entry in sorted(entries, key=lambda one: one.kind == "tracking"):  # after the snapshots, which need it
-            if entry.kind in OWED:
+            if entry.kind in OWED_KINDS:
                 await at_source(job, lambda adapter: _settled(job, adapter, entry), LATER_S)  # noqa: B023
                 await job.strike(entry.kind, entry.name)
         await job.show_no_more()

@@ -24,13 +24,13 @@ from synvirt.migrations.advance import SWEEPERS, undone
 from synvirt.migrations.job import Job
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
-from synvirt.migrations.source_vm import OWED
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now
 from synvirt.repeating import Pauses, repeated
 from synvirt.store import LedgerEntry
 from synvirt.store.documents import readable
+from synvirt.store.tables import OWED_KINDS
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ TRY_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 5.0
 # The first pause for a guest that a failed job has shut down: its owner wants it back soon.
 POWER_ON_WITHIN = timedelta(days=1)
-_AT_SOURCE = (*OWED, "source_power")
+_AT_SOURCE = (*OWED_KINDS, "source_power")
 _DONE_WITH = frozenset({State.FAILED, State.CANCELLED})
 
 
@@ -57,7 +57,7 @@ class Tidier:
     def look(self) -> None:
         """Tries all jobs that are due. Blocks; never raises."""
         try:
-            left = self._rooms.store.untidied(OWED, host=self._host)
+            left = self._rooms.store.untidied(host=self._host)
             read = [one.plan.source_ref for one in self._rooms.store.unended(host=self._host)] if left else []
             if self._rooms.receipts is not None:
                 # Another host may have taken over a job while this one was frozen.
@@ -91,7 +91,7 @@ class Tidier:
 
     async def _all_of(self, job: Job) -> bool:
         entries = await job.in_thread(self._rooms.store.ledger, job.id)
-        left = [entry for entry in entries if job.migration.state in _DONE_WITH or entry.kind in OWED]
+        left = [entry for entry in entries if job.migration.state in _DONE_WITH or entry.kind in OWED_KINDS]
         gone = [entry async for entry in undone(left, partial(self._gone, job))]
         if len(gone) == len(left) and job.migration.state is State.COMPLETED:
             # Before its last ledger entry is deleted: after that the job is not looked at again.

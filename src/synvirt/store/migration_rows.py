@@ -104,13 +104,11 @@ def announce(db: Connection, job: Migration, document: str, version: str) -> Non
 
 
 def claimed(job_id: UUID, names: list[str] | Select[tuple[str]], host: str) -> Select[tuple[str, str]]:
-    """A query for those of `names` that another unended job of the host has claimed, each with that job's id."""
-    return (
-        select(ledger.c.name, migrations.c.id)
-        .join(migrations, OWNED)
-        .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ledger.c.owner_id != str(job_id))
-        .where(migrations.c.host == host, migrations.c.state.not_in(ENDED))
-    )
+    """A query for those of `names` that another unended job of the host has claimed, each with that job's id. By those
+    jobs: the ledger has the claims of all ended ones too, and SQLite, without `concat`, would look through them."""
+    of_unended = ledger.c.owner_id.in_(select(migrations.c.id).where(is_unended(host), migrations.c.id != str(job_id)))
+    is_claim = (ledger.c.owner_kind.concat("") == "migration", ledger.c.kind == "claim", ledger.c.name.in_(names))
+    return select(ledger.c.name, ledger.c.owner_id.label("id")).where(of_unended, *is_claim)
 
 
 def one_at_a_time(db: Connection, lock: int) -> None:

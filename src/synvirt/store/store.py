@@ -7,7 +7,7 @@ crash there.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func, select, text, update
 from sqlalchemy.exc import DataError, IntegrityError, NotSupportedError, ProgrammingError, SQLAlchemyError
 
 from synvirt.errors import Conflict, PersistFailed, not_listed
@@ -53,7 +53,7 @@ from synvirt.store.opening import Connections, opened
 from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, ledger, migrations, rehearsals, secrets, slots
+from synvirt.store.tables import IS_OWED, events, ledger, migrations, rehearsals, secrets, slots
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 from synvirt.store.watermarks import Watermark
@@ -68,6 +68,7 @@ ADDING_LOCK = 0x6164646A
 # What no database takes, at whatever moment.
 _OF_THE_STATEMENT = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
 _STATES = frozenset(str(state) for state in State)
+_NOT_COMPLETED = [state for state in ENDED if state != str(State.COMPLETED)]
 # Made once: each job asks every moment, and to make a statement costs more than SQLite takes to answer it.
 _THIS_JOB = migrations.c.id == bindparam("job")
 _IN_TIME = migrations.c.cutover_until.is_(None) | (migrations.c.cutover_until > bindparam("now"))
@@ -403,15 +404,18 @@ class Store:
         with self._reading() as db:
             return ledgers.entries_of(db, owner(job_id))
 
-    def untidied(self, owed: Sequence[str], *, host: str) -> list[Migration]:
-        """Ended jobs with entries left in their ledger. Of a completed job only entries of the kinds `owed` count."""
-        left = OWNED & ((migrations.c.state != str(State.COMPLETED)) | ledger.c.kind.in_(owed))
-        # From the ledger, which has few of tens of thousands of ended jobs; so no index is taken for the host and the state.
-        of_ledger = migrations.c.id.in_(select(ledger.c.owner_id).where(ledger.c.owner_kind == "migration"))
-        ended = (migrations.c.host.concat("") == host, migrations.c.state.concat("").in_(ENDED), is_known(migrations.c.version))
-        query = select(migrations.c.document).where(of_ledger, *ended, exists().where(left)).order_by(migrations.c.number)
+    def untidied(self, *, host: str) -> list[Migration]:
+        """Ended jobs with entries left in their ledger, oldest first. Of a completed job only entries that it owes its source
+        count."""
+        failed = (migrations.c.host == host, migrations.c.state.in_(_NOT_COMPLETED), exists().where(OWNED))
+        # `concat`: SQLite must take the index of what is owed, and then the job's id.
+        owing = select(ledger.c.owner_id).where(text(IS_OWED), ledger.c.owner_kind.concat("") == "migration")
+        of_host = (migrations.c.host.concat("") == host, migrations.c.state.concat("") == str(State.COMPLETED))
+        query = select(migrations.c.number, migrations.c.document).where(is_known(migrations.c.version))
         with self._reading() as db:
-            return readable(Migration, db.execute(query).scalars())
+            chosen = (failed, (migrations.c.id.in_(owing), *of_host))
+            rows = sorted((row.number, row.document) for these in chosen for row in db.execute(query.where(*these)))
+        return readable(Migration, (document for _, document in rows))
 
     # ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────────
 

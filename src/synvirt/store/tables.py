@@ -123,6 +123,10 @@ watermarks = Table(
     Column("finished", Boolean, nullable=False),
 )
 
+# The kinds of entries that a completed job must still settle at its source. The others are things here, which it keeps: some
+# eight for each job of years. A partial index, as above.
+OWED_KINDS = ("mark", "snapshot", "tracking")
+IS_OWED = f"kind IN {OWED_KINDS}"
 # `host`: the host that made it; NULL where it is the owner's host, which may change. `name` may be long: a path, or a domain's
 # XML.
 ledger = Table(
@@ -139,6 +143,8 @@ ledger = Table(
     _version(),
     Index("ix_ledger_owner_id", "owner_id", "owner_kind"),
     Index("ix_ledger_owner_kind", "owner_kind", "host"),
+    # With the columns of the query, as above.
+    Index("ix_ledger_owed", "owner_id", "owner_kind", "kind", sqlite_where=text(IS_OWED)),
     sqlite_autoincrement=True,
 )
 

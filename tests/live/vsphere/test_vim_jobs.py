@@ -19,11 +19,11 @@ from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
 from synvirt.migrations.memory import JobMemory, PassMemory
 from synvirt.migrations.planning.retrying import has_kept_copy
-from synvirt.migrations.source_vm import OWED
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.store import Store
+from synvirt.store.tables import OWED_KINDS
 from tests.contracts.live import in_session
 from tests.fakes.busy_guest import busy_guest
 from tests.fakes.vcenter import DISK_BYTES, VCenter
@@ -134,7 +134,7 @@ def test_tracking_that_cannot_be_switched_off_now_is_switched_off_later(house: V
     assert ended.state is State.COMPLETED
     assert ended.last_error is not None
     assert "could not be tidied up" in ended.last_error.message
-    assert [one.kind for one in house.store.ledger(ended.id) if one.kind in OWED] == ["tracking"]
+    assert [one.kind for one in house.store.ledger(ended.id) if one.kind in OWED_KINDS] == ["tracking"]
     platform.control("nofaults")
     Tidier(house.rooms, host="local").look()
     assert platform.tracked() == []
