@@ -125,7 +125,6 @@ def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     beginning of an ID, which every command accepts. Elsewhere each row is one line."""
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(markup=False, highlight=False, emoji=False)
     titles, rows = (
@@ -144,6 +143,8 @@ def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         if lines:
             console.out("\n".join(lines))
         return
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(title, no_wrap=title not in WRAP, overflow="fold" if title in WRAP else "ellipsis")

@@ -334,8 +334,8 @@ class Store:
     ) -> list[Event]:
         """At most `limit` events after `event_id`, in order; of one job, of one host's jobs, or of all."""
         # The job of each event, by its id: SQLite would look through the events of each of the host's jobs otherwise.
-        job = select(migrations.c.id).where(migrations.c.id == events.c.migration_id, migrations.c.host == host)
-        of_host = [job.exists()] if host is not None else []
+        of_job = (migrations.c.id == events.c.migration_id, migrations.c.host == host)
+        of_host = [exists().where(*of_job)] if host is not None else []
         with self._reading() as db:
             return OF_MIGRATIONS.after(db, event_id, *of_host, job_id=job_id, limit=limit)
 
