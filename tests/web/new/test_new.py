@@ -2,101 +2,24 @@
 what is wrong is shown next to its field."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
-from synvirt.destinations.directory import DirectoryDestination
-from synvirt.errors import Conflict
-from synvirt.migrations.planning.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
-from synvirt.model.job import Difference, Migration
-from synvirt.model.kinds import LiveKind, Mode, State
-from synvirt.model.machine import Concern, VmManifest
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
-from synvirt.model.sources import Source, SourceRequest
+from synvirt.model.sources import Source
 from synvirt.model.windows import Window
 from tests.fakes.live import FakePlatform
-from tests.fakes.platforms import with_fake
 from tests.fakes.service import Service, failed
-from tests.offline import appliances
 from tests.servers.remote_servers import PASSWORD as PASSWORD_THERE
 from tests.servers.remote_servers import USER as USER_THERE
 from tests.servers.remote_servers import nginx
-from tests.web.conftest import look_at, opened, serious, serving
+from tests.web.conftest import look_at, opened, serious
+from tests.web.new.conftest import TAKEN
 from tests.web.test_pages import press_until
-
-TAKEN = "taken"
-
-
-class Small(DirectoryDestination):
-    def free_bytes(self) -> int:
-        return 4096
-
-
-def check(plan: MigrationPlan) -> None:
-    """What the engine's own check would say."""
-    if plan.target.name == TAKEN:
-        raise Conflict(f"domain {TAKEN} has the name of the guest", hint="choose another name")
-
-
-def foreseen(plan: MigrationPlan) -> DryRun:
-    """What the engine would find out, of a machine with one disk."""
-    taken = PlanProblem(field="target.name", detail=f"{TAKEN} is the name of a guest here", hint="choose another name")
-    key = "boot" if plan.source.Live else "disk-0"
-    return DryRun(
-        plan=plan,
-        manifest=VmManifest(vm_id="vm", name="vm"),
-        concerns=(
-            Concern(
-                id="usb", category="Warning", label="A USB device", assessment="It stays at its source.", remedy="Unplug it."
-            ),
-            Concern(
-                id="target-too-small",
-                category="Critical",
-                label="Disks do not fit",
-                assessment="They are large.",
-                remedy="Make room.",
-            ),
-        ),
-        ways=(DiskWay(disk_key=key, way="warm", reason="the source tracks its changes"),),
-        forecast=PlanForecast(bytes_to_read=3 << 30, copy_s=75, outage_p50_s=9, outage_p95_s=61, basis="2 jobs of this source"),
-        differences=(Difference(what="Display", source="VMware SVGA", here="VGA", why="QEMU has no such card"),),
-        problems=(taken,) if plan.target.name == TAKEN else (),
-    )
-
-
-@pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> FakePlatform:
-    platform = FakePlatform(tmp_path_factory.mktemp("platform"))
-    platform.add_vm("vm-erp", {"boot": b"e" * 65536, "data": b"d" * 65536}, family="windows")
-    platform.add_vm("vm-mail", {"boot": b"m" * 65536}, cbt=False)
-    for number in range(4):
-        platform.add_vm(f"vm-web-{number}", {"boot": b"w" * 65536})
-    return platform
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, platform: FakePlatform) -> Iterator[tuple[Service, str]]:
-    folder = tmp_path_factory.mktemp("web")
-    made = Service(folder, platforms=with_fake(platform), check=check, dry_run=foreseen, remote_allowed_hosts=("127.0.0.0/8",))
-    made.destinations["small"] = Small(made.settings.volumes_dir)
-    imports = made.settings.imports_dir
-    appliances.image(imports / "exports & more", "gateway.qcow2", "qcow2", appliances.raw_disk())
-    (imports / "notes.txt").write_text("no machine")
-    appliances.archive(imports / "erp.ova", appliances.appliance())
-    two = appliances.description("two_systems")
-    appliances.archive(imports / "two.ova", {"two.ovf": two})
-    with serving(made) as address:
-        yield made, address
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def source(service: Service) -> Source:
-    request = SourceRequest(name="rack 7", kind=LiveKind.LIBVIRT_REMOTE, endpoint="qemu+ssh://root@10.0.0.7/system")
-    return service.sources.add(request)
 
 
 def begun(service: Service, page: Page) -> Migration:
@@ -172,6 +95,20 @@ def test_a_search_does_not_ask_the_platform_at_each_letter(page: Page, platform:
     expect(page.locator("#vms .nothing")).to_contain_text("nothing like it")
     page.click("text=Ask the platform again")
     expect(page.locator(".banner.bad")).to_contain_text("E_MIG_SOURCE_UNREACHABLE")
+
+
+def test_a_search_replaces_the_one_before_it_that_is_not_answered_yet(page: Page, source: Source) -> None:
+    page.goto(f"/new/source/{source.id}")
+    expect(page.locator("#vms li")).to_have_count(6)
+    asked: list[Route] = []
+    page.route("**/new/source/*", lambda route: asked.append(route) if not asked else route.continue_())
+    with page.expect_request("**/new/source/*"):
+        page.fill("#f-search", "nothing like it")
+    page.fill("#f-search", "web")
+    expect(page.locator("#vms li")).to_have_count(4)
+    assert "search=web" in page.url
+    asked[0].abort()
+    expect(page.locator("#vms li")).to_have_count(4)
 
 
 def test_a_warm_one_that_cannot_be_is_said_to_run_cold(page: Page, source: Source) -> None:
