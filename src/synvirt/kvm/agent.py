@@ -14,6 +14,7 @@ from synvirt.kvm.connection import load, translated
 
 # It answers a ping in milliseconds. libvirt also gives it up to 5 s to get back in step.
 ANSWER_TIMEOUT_S = 2
+ANSWER_TRIES = 2
 # The files that are read from guests are small. The guest decides how much it sends.
 FILE_LIMIT_BYTES = 1 << 20
 # A guest that reports more addresses has no card for each. Trying all of them would take hours.
@@ -117,7 +118,7 @@ def facts(domain: Any, *, programs: bool = False) -> dict[str, str]:
     some programs in the guest that only read.
 
     Each command has its own time limit: the limit of libvirt's guestInfo would stay with the domain."""
-    if not answers(domain):
+    if _answer(domain, "guest-ping") is None:
         return {}
     deadline = time.monotonic() + PROGRAMS_WITHIN_S
 
@@ -129,11 +130,23 @@ def facts(domain: Any, *, programs: bool = False) -> dict[str, str]:
 
 
 def _answer(domain: Any, command: str) -> object:
-    """The answer to a command; None, where this agent does not know it, or has nothing to report."""
-    try:
-        return ask(domain, command)
-    except (load().libvirtError, SynvirtError):
-        return None
+    """The answer to a command; None, where this agent does not know it, or has nothing to report. An agent that is late, as in
+    a guest that has just started on a busy host, is asked once more."""
+    for _ in range(ANSWER_TRIES):
+        try:
+            return ask(domain, command)
+        except SynvirtError:
+            return None
+        except load().libvirtError as error:
+            if error.get_error_code() not in _late():
+                return None
+    return None
+
+
+def _late() -> set[int]:
+    """libvirt's errors for an agent that has not answered in time. An older libvirt has only the first."""
+    names = ("VIR_ERR_AGENT_UNRESPONSIVE", "VIR_ERR_AGENT_COMMAND_TIMEOUT")
+    return {getattr(load(), name) for name in names if hasattr(load(), name)}
 
 
 def ask(domain: Any, command: str, **arguments: object) -> object:
