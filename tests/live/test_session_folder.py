@@ -80,7 +80,7 @@ def test_the_folder_is_removed_whatever_becomes_of_the_rest_of_the_session(
     host._folder = host._closing.enter_context(private_folder())
     host._open = object()
     closed: list[str] = []
-    host._tunnels = {
+    host._tunnels._open = {
         "broken": SimpleNamespace(close=broken),
         "whole": SimpleNamespace(close=lambda: closed.append("whole")),
     }

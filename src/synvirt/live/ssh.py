@@ -8,13 +8,15 @@ The host's key is pinned. No secret is in an argument. Each ssh ends with our pr
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import os
 import re
 import shlex
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +32,8 @@ ALIVE_EVERY_S, ALIVE_MISSED_MAX = 5, 3
 _MESSAGE_CHARS = 400
 SSH_FAILED = 255
 _SSH_PORT = 22
+# A flag of the kernel's in /proc/net/unix (linux/net.h, __SO_ACCEPTCON): listen(2) has been called.
+_ACCEPTS = 0x10000
 # Preferred to OpenSSH's own first choice (ChaCha20), which takes twice as long for each byte on a processor with AES
 # instructions. The other ciphers stay in the list, for hosts that have only those.
 FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
@@ -157,13 +161,17 @@ class _Child:
         child = _starter.submit(start, argv, stderr=self._log, env=self._door.env(), missing=SourceUnreachable).result()
         self._child = child
         deadline = time.monotonic() + CONNECT_TIMEOUT_S + 5
-        while not self.local.exists():
+        while not self._is_listening():
             if child.poll() is not None:
                 raise refused(self._door, self.messages())
             if time.monotonic() > deadline:
                 self.close()
                 raise refused(self._door, f"no answer within {CONNECT_TIMEOUT_S} s")
             time.sleep(0.02)
+
+    def _is_listening(self) -> bool:
+        """Whether its socket takes connections."""
+        raise NotImplementedError
 
     @property
     def alive(self) -> bool:
@@ -172,6 +180,13 @@ class _Child:
     def messages(self) -> str:
         """What ssh has written to its standard error, for example that a socket is missing."""
         return self._log.read_text(errors="replace").strip()[-_MESSAGE_CHARS:] if self._log.exists() else ""
+
+    def cause(self) -> str:
+        """Why nothing may come through it, for an error; empty, where ssh runs and has reported nothing."""
+        code = None if self._child is None else self._child.poll()
+        said = _line(self.messages())
+        ended = "" if code is None else f"ssh has ended with {code}"
+        return ": ".join(filter(None, (ended, said)))
 
     def close(self) -> None:
         if self._child is not None:
@@ -192,6 +207,48 @@ class Tunnel(_Child):
         """SourceUnreachable, AuthFailed. The socket there need not exist yet."""
         self._start((), ("-L", f"{self.local}:{self._remote}"))
 
+    def _is_listening(self) -> bool:
+        """By /proc/net/unix (proc(5)): ssh makes the socket at its path first, and listens at it then."""
+        wanted = os.fsencode(self.local)
+        with open("/proc/net/unix", "rb") as sockets:
+            rows = [row.split(None, 7) for row in sockets if wanted in row]
+        return any(row[7:] == [wanted + b"\n"] and int(row[3], 16) & _ACCEPTS for row in rows)
+
+
+class Tunnels:
+    """The tunnels of a session, by the socket there. `door` and `local` give the login and the path here of the next."""
+
+    def __init__(self, door: Callable[[], Door], local: Callable[[], Path]) -> None:
+        self._door, self._local = door, local
+        self._open: dict[str, Tunnel] = {}
+        self._opening = threading.Lock()
+
+    def to(self, remote: str) -> Path:
+        """The socket here; the tunnel is opened, if there is none or it was lost. SourceUnreachable, AuthFailed."""
+        with self._opening:
+            tunnel = self._open.get(remote)
+            if tunnel is None or not tunnel.alive:
+                self.close(remote)
+                tunnel = self._open[remote] = Tunnel(self._door(), remote, self._local())
+                tunnel.open()
+            return tunnel.local
+
+    def cause(self, remote: str | None) -> str:
+        """Why nothing may come through: what its ssh reports, or nothing."""
+        return self._open[remote].cause() if remote in self._open else ""
+
+    def close(self, remote: str) -> None:
+        """Ends that tunnel, if there is one."""
+        if (tunnel := self._open.pop(remote, None)) is not None:
+            tunnel.close()
+
+    def close_all(self, kept: Collection[str] = ()) -> None:
+        """All but those `kept`, each of them whatever becomes of the others."""
+        with contextlib.ExitStack() as closing:
+            for remote in list(self._open):
+                if remote not in kept:
+                    closing.callback(self.close, remote)
+
 
 class Shell(_Child):
     """One login for many commands and sockets (ssh_config(5), ControlMaster), as a login takes longer than they do."""
@@ -199,6 +256,10 @@ class Shell(_Child):
     def open(self) -> None:
         """SourceUnreachable, AuthFailed."""
         self._start(("-M", "-S", str(self.local)), ())
+
+    def _is_listening(self) -> bool:
+        """ssh makes the socket at another path, and moves it to this one when it listens."""
+        return self.local.exists()
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:
         """The output of a command there. ProgramFailed, where the command fails; SourceUnreachable, where ssh itself fails."""

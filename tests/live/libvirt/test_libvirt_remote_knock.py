@@ -47,5 +47,5 @@ def test_a_closed_socket_is_reported_by_what_is_known(
     adapter = LibvirtRemote(SourceAccess(endpoint, {}, {}))
     spec = NbdSpec(uri=f"nbd+unix:///x?socket={quote(str(tmp_path / 'nobody'))}", bitmap=None)
     with pytest.raises(expected) as found:
-        adapter._knock(SimpleNamespace(name=lambda: "web", backupGetXMLDesc=job), "synvirt-job-1", spec)
+        adapter._knock(SimpleNamespace(name=lambda: "web", backupGetXMLDesc=job), "synvirt-job-1", spec, None)
     assert hint in str(found.value.hint) if hint else found.value.hint is None

@@ -225,9 +225,9 @@ def test_a_socket_of_a_tunnel_never_leads_elsewhere(host: LibvirtLab) -> None:
     session = Host(place, login, options)
     session.open()
     try:
-        seen = [session.forwarded(f"/there/{name}") for name in "ab"]
-        session._tunnels["/there/a"].close()
-        seen += [session.forwarded(f"/there/{name}") for name in "ac"]
+        seen = [session._tunnels.to(f"/there/{name}") for name in "ab"]
+        session._tunnels._open["/there/a"].close()
+        seen += [session._tunnels.to(f"/there/{name}") for name in "ac"]
         assert len(set(seen)) == 4
     finally:
         session.close()

@@ -343,7 +343,7 @@ class LibvirtRemote:
             )
         bitmap = export.bitmap if since is not None else None
         spec = self._host.spec(export.name, path=found.path, port=found.port, bitmap=bitmap)
-        self._knock(domain, snapshot.id, spec)
+        self._knock(domain, snapshot.id, spec, found.path)
         if self._watch is None:
             self._watch = scratch.Watch(
                 self._host.connection,
@@ -353,20 +353,21 @@ class LibvirtRemote:
             )
         return spec
 
-    def _knock(self, domain: Any, snapshot: str, spec: NbdSpec) -> None:
+    def _knock(self, domain: Any, snapshot: str, spec: NbdSpec, path: str | None) -> None:
         """While libvirt lists the job, its disks exist and only the way to them is broken: what was read of them counts. The
         cause may be a firewall, an sshd with too many callers, or the mode of a socket."""
         try:
             open_reader(spec).close()
         except SourceUnreachable as error:
             now = backup.running(domain)  # raises, where the host itself is gone
-            detail = f"the disks of {domain.name()} are not served: {error.detail}"
+            cause = ": ".join(filter(None, (error.detail, self._host.tunnel_cause(path))))
+            detail = f"the disks of {domain.name()} are not served: {cause}"
             if now is None or now.snapshot != snapshot:
                 raise SnapshotFailed(detail) from error
             # sshd does not say why it opens no socket: the file's mode is the likely cause.
             if self._host.needs_leave:
                 raise AuthFailed(
-                    f"{self._host.user_name} may not open the socket of the disks of {domain.name()}: {error.detail}",
+                    f"{self._host.user_name} may not open the socket of the disks of {domain.name()}: {cause}",
                     hint=f"log in as root, or as {_USER}",
                 ) from error
             if self._host.encrypted and UNTRUSTED_DISKS.search(error.detail):

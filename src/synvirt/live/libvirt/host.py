@@ -28,7 +28,7 @@ from synvirt.live.folder import private_folder
 from synvirt.live.form import Place
 from synvirt.live.libvirt.form import Login, Options
 from synvirt.live.libvirt.pki import Pki
-from synvirt.live.ssh import Door, Tunnel, pinned_key
+from synvirt.live.ssh import Door, Tunnels, pinned_key
 
 CONNECT_TIMEOUT_S: Final = 10.0
 # libvirt's own connect has no time limit, and its keep-alive begins after it. A login is a few requests, each answered in
@@ -83,9 +83,9 @@ class Host:
         self.pki = Pki(place, login, options)
         self._closing = contextlib.ExitStack()
         self._folder: Path | None = None
-        self._tunnels: dict[str, Tunnel] = {}
-        # For their sockets: a path that was given out never leads elsewhere.
-        self._numbers = itertools.count()
+        # For the sockets of tunnels: a path that was given out never leads elsewhere.
+        numbers = itertools.count()
+        self._tunnels = Tunnels(self._door, lambda: self.folder / f"{next(numbers)}.sock")
         self._open: Any = None
 
     @property
@@ -134,15 +134,13 @@ class Host:
     def close(self, *, in_use: bool = False) -> None:
         """`in_use`: a call of another thread does not end. Then that thread keeps the connection, which is closed with its last
         reference: libvirt would free what the call is using."""
-        tunnels, self._tunnels = list(self._tunnels.values()), {}
         connection, self._open, self._folder = self._open, None, None
         # From the last to the first, each of them whatever becomes of the others: the folder has secrets.
         with contextlib.ExitStack() as ending:
             ending.callback(self._closing.close)
             if connection is not None and not in_use:
                 ending.callback(_say_goodbye, connection)
-            for tunnel in tunnels:
-                ending.callback(tunnel.close)
+            ending.callback(self._tunnels.close_all)
 
     def renew(self) -> None:
         """Makes a connection again that was lost while idle. SourceUnreachable, AuthFailed."""
@@ -152,8 +150,7 @@ class Host:
 
     def leave_disks(self) -> None:
         """Closes all tunnels except the connection's own."""
-        for remote in [remote for remote in self._tunnels if remote not in (self._socket(), *SOCKETS)]:
-            self._tunnels.pop(remote).close()
+        self._tunnels.close_all(kept=(str(self._socket()), *SOCKETS))
 
     @property
     def connection(self) -> Any:
@@ -219,19 +216,18 @@ class Host:
         chosen = self._socket()
         failure: SynvirtError | None = None
         for remote in (chosen,) if chosen else SOCKETS:
-            local = self.forwarded(remote)
+            local = self._tunnels.to(remote)
             try:
                 return self._opened(f"qemu+unix://{self._place.path or '/system'}{_socket_query(str(local))}")
             except Silent:
                 raise  # it exists: the other one need not be tried
             except SourceUnreachable as error:
-                messages = self._tunnels[remote].messages().splitlines()
                 failure = SourceUnreachable(
-                    f"{self.name}: libvirt does not answer at {remote}: {messages[-1] if messages else error.detail}",
+                    f"{self.name}: libvirt does not answer at {remote}: {self._tunnels.cause(remote) or error.detail}",
                     hint=f"is libvirtd running there, and may {self.user_name} open its socket (root, or the group libvirt)? "
                     "options of the endpoint: ?socket=PATH",
                 )
-                self._tunnels.pop(remote).close()
+                self._tunnels.close(remote)
         assert failure is not None
         raise failure
 
@@ -308,7 +304,7 @@ class Host:
         context = None if bitmap is None else f"qemu:dirty-bitmap:{bitmap}"
         name = quote(export, safe="")
         if path is not None:
-            local = self.forwarded(path) if self._place.scheme == "qemu+ssh" else Path(path)
+            local = self._tunnels.to(path) if self._place.scheme == "qemu+ssh" else Path(path)
             return NbdSpec(uri=f"nbd+unix:///{name}?socket={quote(str(local), safe='/')}", bitmap=context)
         where = f"{_bracketed(self._options.nbd_host(self._place.host))}:{port}/{name}"
         if not self.encrypted:
@@ -326,16 +322,9 @@ class Host:
             return "does sshd there forward sockets (AllowStreamLocalForwarding), and has it room for one more (MaxSessions)?"
         return "does its QEMU still answer?"
 
-    def forwarded(self, remote: str) -> Path:
-        """The socket here that leads to one there."""
-        tunnel = self._tunnels.get(remote)
-        if tunnel is None or not tunnel.alive:
-            if tunnel is not None:
-                tunnel.close()
-            tunnel = Tunnel(self._door(), remote, self.folder / f"{next(self._numbers)}.sock")
-            self._tunnels[remote] = tunnel
-            tunnel.open()
-        return tunnel.local
+    def tunnel_cause(self, remote: str | None) -> str:
+        """Why nothing may come through that tunnel: what ssh reports, or nothing."""
+        return self._tunnels.cause(remote)
 
     def _door(self) -> Door:
         place, options, login = self._place, self._options, self._login

@@ -13,7 +13,7 @@ from typing import Final
 
 from synvirt.errors import Internal, SourceUnreachable, SynvirtError
 from synvirt.live.proxmox.config import VOLUME
-from synvirt.live.ssh import Door, Shell, Tunnel
+from synvirt.live.ssh import Door, Shell, Tunnels
 from synvirt.programs import ProgramFailed
 
 # The sockets of a running VM and of its watcher in Proxmox VE (PVE::QemuServer::Helpers, qmeventd.service).
@@ -83,7 +83,7 @@ class Node:
         self._door, self._folder = door, folder
         self._shell: Shell | None = None
         self._sockets: dict[str, Path] = {}
-        self._tunnels: dict[str, Tunnel] = {}
+        self._tunnels = Tunnels(lambda: door, self._local)
         self._numbers = itertools.count()
         self._closed = False
 
@@ -120,15 +120,11 @@ class Node:
     def tunnel(self, remote: str) -> Path:
         """The same for a disk: with an ssh of its own, so that nothing waits behind its bytes."""
         self._refuse_closed()
-        tunnel = self._tunnels.get(remote)
-        if tunnel is not None and not tunnel.alive:
-            tunnel.close()
-            tunnel = None
-        if tunnel is None:
-            tunnel = Tunnel(self._door, remote, self._local())
-            tunnel.open()
-            self._tunnels[remote] = tunnel
-        return tunnel.local
+        return self._tunnels.to(remote)
+
+    def tunnel_cause(self, remote: str) -> str:
+        """Why nothing may come through that tunnel: what ssh reports, or nothing."""
+        return self._tunnels.cause(remote)
 
     def _local(self) -> Path:
         return self._folder / f"{next(self._numbers)}.sock"
@@ -151,10 +147,9 @@ class Node:
     def close(self) -> None:
         """Ends the tunnels and the shell. None is opened any more."""
         self._closed = True
-        for one in (*self._tunnels.values(), self._shell):
-            if one is not None:
-                one.close()
-        self._tunnels.clear()
+        self._tunnels.close_all()
+        if self._shell is not None:
+            self._shell.close()
         self._sockets.clear()
         self._shell = None
 

@@ -233,7 +233,8 @@ class Reading:
             if since is not None and not bitmaps.has_changes(qmp, name, key, since):
                 raise self._reset(key, since)
         bitmap = None if since is None else f"qemu:dirty-bitmap:{bitmaps.since_bitmap(name, key, since)}"
-        return self._knocked(NbdSpec(uri=self._uri(bitmaps.export_name(name, key), self._socket(name)), bitmap=bitmap))
+        remote = self._socket(name)
+        return self._knocked(NbdSpec(uri=self._uri(bitmaps.export_name(name, key), remote), bitmap=bitmap), remote)
 
     def _open_off(self, name: str, drive: Drive, since: str | None) -> ReaderSpec:
         areas: tuple[tuple[int, int], ...] | None = None
@@ -255,10 +256,11 @@ class Reading:
         """By qemu-nbd on its node, read-only. If an image has QEMU's own locks, they keep the VM from starting meanwhile."""
         export = bitmaps.export_name(name, drive.key)
         self._node.make_scratch()
-        spec = NbdSpec(uri=self._uri(export, self._node.file(f"{export}.sock")))
+        remote = self._socket(export)
+        spec = NbdSpec(uri=self._uri(export, remote))
         if f"{export}.pid" in self._node.files(f"{export}."):
             try:
-                return self._knocked(spec)
+                return self._knocked(spec, remote)
             except (SourceUnreachable, DiskReadFailed):
                 self._node.clear(f"{export}.")
         path = self._path(drive)
@@ -273,7 +275,7 @@ class Reading:
             file=self._node.file(export),
             image=path,
         )
-        return self._knocked(spec)
+        return self._knocked(spec, remote)
 
     def _path(self, drive: Drive) -> str:
         """The volume's path on its node. It exists on return: LVM's volumes are not active while the VM is off."""
@@ -447,9 +449,14 @@ class Reading:
         local = self._node.tunnel(remote)
         return f"nbd+unix:///{quote(export, safe='')}?socket={quote(str(local), safe='/')}"
 
-    def _knocked(self, spec: NbdSpec) -> NbdSpec:
-        """Tests the way to a disk before anything relies on it."""
-        open_reader(spec).close()
+    def _knocked(self, spec: NbdSpec, remote: str) -> NbdSpec:
+        """Tests the way to a disk, by the socket there, before anything relies on it."""
+        try:
+            open_reader(spec).close()
+        except SourceUnreachable as error:
+            if cause := self._node.tunnel_cause(remote):
+                raise SourceUnreachable(f"{error.detail}: {cause}", hint=error.hint) from error
+            raise
         return spec
 
 
