@@ -92,24 +92,25 @@ def test_a_guest_runs_at_once_and_no_kill_loses_a_write(site: Site) -> None:
         site.check(volume)
 
 
+# There are 24 with libvirt 9.0: two for the begin and ten for the end of each move. It cannot read the 8th and the 20th itself.
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_service_that_is_killed_as_the_guest_moves_onto_its_volume(site: Site) -> None:
-    for _ in range(2):
-        with site.service() as client:
-            job = client.submit(site.plan(limits={}, target={"identity": "new", "name": f"guest-{os.urandom(2).hex()}"}))
-            until(lambda: client.migration(job.id).state is State.STARTING or client.migration(job.id).ended, 120)  # noqa: B023
-            assert site.process is not None
-            site.process.kill()
-            site.process.wait()
-        with site.service() as client:
-            _completed(client, job)
-            (guest,) = site.guests()
-            volume = max(site.data_dir.joinpath("volumes").rglob("*.raw"), key=lambda path: path.stat().st_ctime)
-            until(lambda: guests.counters(volume)[0] > 40)  # noqa: B023
-            os.kill(guest, signal.SIGKILL)
-            until(lambda: not site.guests())
-            site.check(volume)
+@pytest.mark.parametrize("nth", [1, 6, 8, 13, 19, 20])
+def test_a_service_that_is_killed_as_the_guest_moves_onto_its_volume(site: Site, nth: int) -> None:
+    """At the n-th record of the guest that libvirt makes meanwhile."""
+    with site.service("tests.real.killed_as_recorded", str(nth)) as client:
+        job = client.submit(site.plan(limits={}))
+        assert site.process is not None
+        assert site.process.wait(200) == -signal.SIGKILL
+    (guest,) = site.guests()
+    with site.service() as client:
+        _completed(client, job)
+        before = guests.counters(_volume(site))
+        until(lambda: guests.counters(_volume(site))[0] > before[-1])
+        assert site.guests() == [guest], "it never stopped"
+        os.kill(guest, signal.SIGKILL)
+        until(lambda: not site.guests())
+        site.check(_volume(site))
 
 
 @pytest.mark.slow

@@ -375,7 +375,7 @@ SHOWN: Final[dict[str, dict[str, str]]] = {
     "live/ssh.py": {"runs ssh": "to an address that was checked", "runs ssh-keyscan": "of an address that was checked"},
     "live/nutanix/allow_list.py": {"socket.socket": "UDP, and nothing is sent: the address that this host has towards another"},
     "live/proxmox/farewell.py": {"socket.socket": _LOCAL},
-    "live/proxmox/qmp.py": {"socket.socket": _LOCAL},
+    "kvm/qmp.py": {"socket.socket": _LOCAL},
     "disks/nbd/reader.py": {"nbd": "is handed a socket of the guard's; by TLS a name that was checked"},
     "disks/nbd/server.py": {"socket.socket": "listens"},
     "disks/nbd/silence.py": {"socket.socket": "one that is open, by its descriptor"},

@@ -7,5 +7,7 @@ identity.py    the identity of a domain, read from its XML; foreign_domain.py: o
 freezing.py    a guest's file systems frozen for a moment; thaw_guard.py thaws if we die
 qemu_user.py   the user that QEMU of the embedded driver runs as; handing.py and acl.py give it what it needs
 translated.py  the processor of a guest where KVM does not work
+qmp.py         QEMU's monitor
+half_moved.py  disks that were moving to another file as a service was killed
 orphans.py     processes, folders and sockets that a killed service left behind
 """

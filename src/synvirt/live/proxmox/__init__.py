@@ -8,7 +8,6 @@ concerns.py   what may go wrong with a VM, as a table
 manifest.py   the API's facts of a VM, as a VmManifest
 cluster.py    requests to the cluster, in our terms
 node.py       a node by SSH: a fixed list of commands, and sockets forwarded
-qmp.py        QEMU's monitor
 bitmaps.py    disks of a running VM, frozen, and their changes since
 farewell.py   the changes until a guest went off
 reading.py    specs for disks of a VM, running or off

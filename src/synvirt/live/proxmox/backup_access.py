@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from synvirt.errors import SnapshotFailed
-from synvirt.live.proxmox.qmp import Qmp, QmpError, rows
+from synvirt.kvm.qmp import Qmp, QmpError, rows
 
 log = structlog.get_logger(__name__)
 

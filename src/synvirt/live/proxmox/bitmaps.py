@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from synvirt.errors import Internal, SnapshotFailed
+from synvirt.kvm.qmp import Qmp, QmpError, rows
 from synvirt.live.proxmox import backup_access
-from synvirt.live.proxmox.qmp import Qmp, QmpError, rows
 
 # The smallest unit worth a request of its own; an overlay copies by it.
 GRANULARITY_BYTES: Final = 65536

@@ -19,9 +19,9 @@ import structlog
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdSpec
 from synvirt.durable import put_private_file
+from synvirt.kvm.qmp import Qmp, QmpError
 from synvirt.live.proxmox import bitmaps
 from synvirt.live.proxmox.node import QMEVENTD_SOCKET, Node
-from synvirt.live.proxmox.qmp import Qmp, QmpError
 
 log = structlog.get_logger(__name__)
 

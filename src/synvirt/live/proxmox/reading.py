@@ -21,6 +21,7 @@ from synvirt.errors import (
     SnapshotFailed,
     SourceUnreachable,
 )
+from synvirt.kvm.qmp import NoQemu, Qmp
 from synvirt.live import SnapshotRef, refuse_power_off
 from synvirt.live.holding import FROZEN_MOST_S, Hold
 from synvirt.live.proxmox import backup_access, bitmaps, farewell
@@ -30,7 +31,6 @@ from synvirt.live.proxmox.farewell import Notes
 from synvirt.live.proxmox.form import Options
 from synvirt.live.proxmox.manifest import disk_format, untracked, untracked_vm
 from synvirt.live.proxmox.node import GAPS, QMP_SOCKET, Node
-from synvirt.live.proxmox.qmp import NoQemu, Qmp
 from synvirt.live.proxmox.seen import Seen, ha_state, power_state
 from synvirt.machines.texts import clean
 from synvirt.model.plan import Shutdown

@@ -1,6 +1,6 @@
 """QEMU's monitor, in QMP (QEMU's docs/interop/qmp-spec): one command after the other on a Unix socket. Blocking code.
 
-A monitor serves one client at a time, and Proxmox VE uses this one too: so a connection lasts only for a few commands.
+A monitor serves one client at a time, and Proxmox VE or libvirt use it too: so a connection lasts only for a few commands.
 """
 
 import json

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import SourceUnreachable
-from synvirt.live.proxmox import qmp
+from synvirt.kvm import qmp
 from synvirt.texts import json_bounded
 
 GREETING = b'{"QMP": {"version": {}, "capabilities": []}}\n'
