@@ -14,21 +14,26 @@ from synvirt.__main__ import main
 from synvirt.kvm.library import module
 
 
-def killed_at(nth: int, folder: Path) -> None:
-    domains = module().virDomain
-    begin = domains.blockCopy
+def kill_at(nth: int, record: Path) -> None:
+    """This process, at the n-th record from here on."""
 
-    def watch(record: Path) -> None:
+    def watch() -> None:
         made, left = record.stat().st_ino, nth
         while left:
             if (now := record.stat().st_ino) != made:
                 made, left = now, left - 1
         os.kill(os.getpid(), signal.SIGKILL)
 
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def killed_at(nth: int, folder: Path) -> None:
+    domains = module().virDomain
+    begin = domains.blockCopy
+
     def watched(*arguments: Any) -> None:
         domains.blockCopy = begin
-        (record,) = (path for path in folder.glob("*.xml") if path.stem == arguments[0].name())
-        threading.Thread(target=watch, args=[record], daemon=True).start()
+        kill_at(nth, folder / f"{arguments[0].name()}.xml")
         begin(*arguments)
 
     domains.blockCopy = watched

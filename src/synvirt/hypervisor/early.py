@@ -6,8 +6,9 @@
     after    guest ─▶ volume
 
 Only libvirt is asked where a disk is, each time: it writes its record of the guest, running or off, when it pivots. So each
-step may be interrupted anywhere, and the next look goes on from there. Until a pivot the guest's present layer has all that it
-wrote. A layer that it has left is never read again.
+step may be interrupted anywhere, and the next look goes on from there; where the embedded driver was killed within a call,
+kvm/half_done.py has corrected its record. Until a pivot the guest's present layer has all that it wrote. A layer that it has
+left is never read again.
 """
 
 import contextlib

@@ -8,6 +8,6 @@ freezing.py    a guest's file systems frozen for a moment; thaw_guard.py thaws i
 qemu_user.py   the user that QEMU of the embedded driver runs as; handing.py and acl.py give it what it needs
 translated.py  the processor of a guest where KVM does not work
 qmp.py         QEMU's monitor
-half_moved.py  disks that were moving to another file as a service was killed
+half_done.py   calls that were half done as a service was killed: the record of the guest is made true
 orphans.py     processes, folders and sockets that a killed service left behind
 """

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from synvirt.errors import DomainDefineFailed, Internal, SynvirtError
-from synvirt.kvm import half_moved, orphans, qemu_user
+from synvirt.kvm import half_done, orphans, qemu_user
 from synvirt.kvm import library as libvirt_library
 from synvirt.kvm.limit import begun
 from synvirt.kvm.qemu_user import QemuUser, embedded_root
@@ -170,7 +170,7 @@ def _embedded(libvirt: Any, root: Path) -> Any:
             short = _short(root)
             left, traces = orphans.suspects(short), orphans.traces(root)
             _forget_unborn(root)
-            half_moved.mend(root)
+            half_done.mend(root)
             _embedded_open[root] = opened = libvirt.open(f"qemu:///embed?root={quote(str(short))}")
             orphans.end(left, short, lambda uuid: _is_active(libvirt, opened, uuid))
             orphans.remove(traces, opened.listDomainsID())

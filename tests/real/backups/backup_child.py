@@ -30,6 +30,7 @@ from synvirt.repository.disk import PointReader
 from synvirt.settings import Settings
 from synvirt.store import Store
 from tests.fakes.backups import ended
+from tests.real.killed_as_recorded import kill_at
 
 NAME = "backed-up"
 # Time for a guest that boots beside other tests, and is emulated.
@@ -95,13 +96,16 @@ class Child:
 
     def run(self, quiesce: str, at: str = "", reference: str = "", meanwhile: str = "") -> None:
         """One run. `at`: it says so and stays there, «frozen» while the guest is, «reading» when its disks are about to be
-        read. `reference`: copies of the disks as they are at the moment, into that folder. `meanwhile`: a script that the guest
-        has done when its disks are about to be read."""
+        read; «beginning»: it is killed as libvirt notes that the backup begins, and says nothing. `reference`: copies of the
+        disks as they are at the moment, into that folder. `meanwhile`: a script that the guest has done when they are about to
+        be read."""
         begin, carry_out = jobs.begin, Working.carry_out
 
         def begun(*args: Any, **kwargs: Any) -> None:
             if at == "frozen":
                 stay(at)
+            if at == "beginning":
+                kill_at(1, self.data_dir / "libvirt/run/qemu" / f"{self.name}.xml")
             while at == "slow" and agent.ask(self.domain, "guest-fsfreeze-status") == "frozen":
                 time.sleep(0.2)
             begin(*args, **kwargs)

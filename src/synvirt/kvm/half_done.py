@@ -1,12 +1,13 @@
-"""Disks of running guests that were moving to another file as the service was killed: libvirt's record of them is made true.
+"""Calls of libvirt that were half done as the service was killed: its record of each running guest is made true.
 
-    record   run/qemu/NAME.xml: <blockjobs>, and in a <disk> its <source>, <backingStore> and <mirror>
+    record   run/qemu/NAME.xml: <job>, <blockjobs>, <backups>, and in a <disk> its <source>, <backingStore> and <mirror>
     QEMU     its jobs, and the block node that each device has
 
-The embedded driver dies with the service, in the middle of a call. Then its record may lack the mirror of a job that runs, or
+The embedded driver dies with the service, in the middle of a call. Then its record may lack the mirror of a copy that runs, or
 have a mirror whose job has ended; or libvirt itself cannot read it (9.0: a mirror of job ''). The disk would move no more, or
-libvirt would take the guest for one that is off. QEMU knows. So before the driver is opened, all jobs there are ended as they
-are, without a pivot; the record gets the disk's source as QEMU has it, without jobs; and QEMU loses the nodes of no disk.
+libvirt would take the guest for one that is off. Or it has a backup that begins, and nothing of that backup: it would begin
+for ever, and no other could. QEMU knows. So before the driver is opened, such jobs are ended there as they are, without a
+pivot; the record gets the disk's source as QEMU has it, without these jobs; and QEMU loses the nodes of no disk.
 
 Formats: libvirt's src/qemu/qemu_domain.c (qemuDomainObjPrivateXMLFormat) and src/conf/domain_conf.c
 (virDomainDiskDefFormatMirror); commands: QEMU's qapi/job.json, qapi/block-core.json. Blocking code.
@@ -15,7 +16,7 @@ Formats: libvirt's src/qemu/qemu_domain.c (qemuDomainObjPrivateXMLFormat) and sr
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET  # of libvirt's own files, in a folder that only the service may write to
@@ -28,9 +29,10 @@ from synvirt.kvm.qmp import Qmp, QmpError, rows
 
 log = structlog.get_logger(__name__)
 
-_MOVING = re.compile(rb"<mirror |<blockjob [^>]*type='(?:copy|active-commit)'")
-_JOB_KINDS: Final = ("copy", "active-commit")
-_QEMU_KINDS: Final = ("mirror", "commit")
+_HALF_DONE = re.compile(rb"<mirror |<blockjob [^>]*type='(?:copy|active-commit)'|<job [^>]*async='backup'")
+# libvirt's kinds of block jobs, and QEMU's.
+_OF_MOVES: Final = {"copy": "mirror", "active-commit": "commit"}
+_OF_BACKUPS: Final = {"backup": "backup", "create": "create"}
 # A job ends when the requests under way have, which a slow disk holds up.
 ENDED_WITHIN_S, LOOK_EVERY_S = 60.0, 0.05
 _NODE = re.compile(r"libvirt-[0-9]+-(?:format|storage)")
@@ -40,38 +42,46 @@ def mend(root: Path) -> None:
     """Call it before the driver with this folder is opened. A guest whose record cannot be made true stays as it is."""
     for record in sorted(root.glob("run/qemu/*.xml")):
         try:
-            if _MOVING.search(record.read_bytes()):
+            if _HALF_DONE.search(record.read_bytes()):
                 _mend(root, record)
         except (OSError, ET.ParseError, SynvirtError) as error:
-            log.warning("a disk of a guest was moving, and its record stays as it was", guest=record.stem, cause=str(error))
+            log.warning("the record of a guest may be wrong, and stays as it is", guest=record.stem, cause=str(error))
 
 
 def _mend(root: Path, record: Path) -> None:
     """OSError, ParseError, SynvirtError: also where QEMU runs no more, and there is nothing to do."""
     guest = ET.fromstring(record.read_bytes())  # noqa: S314 - libvirt's own
-    monitor = guest.find("monitor")
-    if monitor is None:
-        raise Internal("it names no monitor")
+    monitor, job = guest.find("monitor"), guest.find("job")
+    if monitor is None or job is None:
+        raise Internal("it names no monitor, or no job")
+    begins = job.get("async") == "backup" and guest.find("backups/domainbackup") is None
+    kinds = _OF_BACKUPS if begins else _OF_MOVES if job.get("async") != "backup" else {}
+    if not kinds:
+        return  # a backup that libvirt finds again
     with Qmp(Path(monitor.get("path", "")), record.stem) as qmp:
-        _end_jobs(qmp)
+        _end_jobs(qmp, set(kinds.values()))
         nodes = {str(row.get("qdev")): (row.get("inserted") or {}).get("node-name") for row in rows(qmp.ask("query-block"))}
         moved = [disk for disk in guest.iterfind("domain/devices/disk") if _settled(disk, nodes)]
         for jobs in guest.iterfind("blockjobs"):
-            for job in [job for job in jobs if job.get("type") in _JOB_KINDS]:
-                jobs.remove(job)
+            for one in [one for one in jobs if one.get("type") in kinds]:
+                jobs.remove(one)
             jobs.set("active", "yes" if len(jobs) else "no")
+        if begins:
+            job.attrib = {"type": "none", "async": "none"}
+            with contextlib.suppress(QmpError):  # it was not begun
+                qmp.ask("nbd-server-stop")
         # The file for the guest's next start is first: as long as the record shows the mirror, this begins again.
         if moved:
             _move_at_next_start(root / "etc/qemu" / record.name, moved)
         _write(record, guest)
         _delete_nodes(qmp, set(_nodes_of(guest)))
-    log.info("a disk of a guest was moving as the service ended", guest=record.stem, moved=len(moved))
+    log.info("a call for a guest was half done as the service ended", guest=record.stem, kinds=list(kinds), moved=len(moved))
 
 
-def _end_jobs(qmp: Qmp) -> None:
+def _end_jobs(qmp: Qmp, kinds: Collection[str]) -> None:
     """Internal, where one does not end in ENDED_WITHIN_S."""
     deadline = time.monotonic() + ENDED_WITHIN_S
-    while jobs := [job for job in rows(qmp.ask("query-jobs")) if job.get("type") in _QEMU_KINDS]:
+    while jobs := [job for job in rows(qmp.ask("query-jobs")) if job.get("type") in kinds]:
         for job in jobs:
             # It may have ended meanwhile by itself, and then needs the other one.
             with contextlib.suppress(QmpError):
