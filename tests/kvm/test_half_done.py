@@ -1,5 +1,6 @@
 """Records of libvirt's that a killed service left, beside a real QEMU that is further, or not as far, as they say."""
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +11,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from synvirt.kvm import half_done
-from synvirt.kvm.qmp import Qmp, rows
+from synvirt.kvm.qmp import NoQemu, Qmp, rows
 from tests.needs import need
 from tests.running.processes import until
 from tests.servers.halting_rom import halting_rom
 
-SIZE = 1 << 20
+SIZE = 4 << 20
 TOP, BETWEEN, VOLUME, EXPORT, SCRATCH = "top.qcow2", "between.qcow2", "volume.raw", "export.raw", "vda.scratch"
 # As libvirt numbers them, in the order in which they come.
 NUMBERS = {TOP: 1, EXPORT: 2, BETWEEN: 3, VOLUME: 4, SCRATCH: 5}
@@ -47,8 +48,14 @@ class Guest:
             argv += ["-blockdev", self._storage(name), "-blockdev", self._form(name)]
         argv += ["-device", "virtio-blk-pci,id=virtio-disk0,drive=libvirt-1-format"]
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
-        until(self.monitor.exists)
-        self.ask(concluded)
+        until(self._answers)
+
+    def _answers(self) -> bool:
+        """A socket is there before QEMU takes connections."""
+        with contextlib.suppress(NoQemu):
+            self.ask(concluded)
+            return True
+        return False
 
     def ask(self, asked: Callable[[Qmp], Any]) -> Any:
         with Qmp(self.monitor, "web") as qmp:
@@ -65,12 +72,13 @@ class Guest:
 
     # ── what libvirt asks of QEMU ────────────────────────────────────────────────────────────────────────────────────
 
-    def copy(self, qmp: Qmp) -> None:
-        """Until it is ready for a pivot. Its target's volume is opened late."""
+    def copy(self, qmp: Qmp, **more: Any) -> None:
+        """Until it is ready for a pivot, unless it is slow. Its target's volume is opened late."""
         self._add(qmp, BETWEEN, backing=None)
-        more = {"device": "libvirt-1-format", "target": "libvirt-3-format", "sync": "top", "auto-dismiss": False}
-        qmp.ask("blockdev-mirror", {"job-id": COPY, **more})
-        ready(qmp)
+        arguments = {"device": "libvirt-1-format", "target": "libvirt-3-format", "sync": "top", "auto-dismiss": False}
+        qmp.ask("blockdev-mirror", {"job-id": COPY, **arguments, **more})
+        if not more:
+            ready(qmp)
 
     def lay_under(self, qmp: Qmp) -> None:
         """The first part of its pivot."""
@@ -224,6 +232,21 @@ def test_a_pivot_that_is_done_is_recorded(guest: Guest, more: str, is_dismissed:
     guest.ask(pivot)
     guest.write(TOP, job(COPY, "pivoting"), mirror_between(guest, more))
     assert guest.mended() == (BETWEEN, BETWEEN, ON_BETWEEN, [])
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_copy_that_runs_goes_on_if_libvirt_has_its_mirror(guest: Guest, noted: bool) -> None:
+    write = 'qemu-io -d /machine/peripheral/virtio-disk0/virtio-backend "write 0 4M"'
+    assert guest.ask(lambda qmp: qmp.ask("human-monitor-command", {"command-line": write})) == ""
+    guest.ask(lambda qmp: guest.copy(qmp, speed=1))
+    guest.write(TOP, job(COPY, "running"), mirror_between(guest, "job='copy'") if noted else "")
+    if not noted:
+        assert guest.mended() == (TOP, TOP, ON_TOP, [])
+        return
+    before = guest.record.read_bytes()
+    half_done.mend(guest.folder)
+    assert guest.record.read_bytes() == before
+    assert [job["status"] for job in rows(guest.ask(lambda qmp: qmp.ask("query-jobs")))] == ["running"]
 
 
 def on_between(guest: Guest, qmp: Qmp) -> None:

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from xml.etree import ElementTree as ET  # of libvirt's own files, in a folder that only the service may write to
 
 import structlog
@@ -59,7 +59,9 @@ def _mend(root: Path, record: Path) -> None:
     if not kinds:
         return  # a backup that libvirt finds again
     with Qmp(Path(monitor.get("path", "")), record.stem) as qmp:
-        _end_jobs(qmp, set(kinds.values()))
+        if not begins and _is_found_again(guest, qmp):
+            return
+        _end_jobs(qmp, kinds.values())
         nodes = {str(row.get("qdev")): (row.get("inserted") or {}).get("node-name") for row in rows(qmp.ask("query-block"))}
         moved = [disk for disk in guest.iterfind("domain/devices/disk") if _settled(disk, nodes)]
         for jobs in guest.iterfind("blockjobs"):
@@ -78,10 +80,21 @@ def _mend(root: Path, record: Path) -> None:
     log.info("a call for a guest was half done as the service ended", guest=record.stem, kinds=list(kinds), moved=len(moved))
 
 
+def _is_found_again(guest: ET.Element, qmp: Qmp) -> bool:
+    """Whether the jobs only copy, which may take hours, and have their mirrors in the record: libvirt goes on with them."""
+    states = [job.get("status") for job in _jobs(qmp, _OF_MOVES.values())]
+    mirrors = [mirror.get("job") for mirror in guest.iterfind("domain/devices/disk/mirror")]
+    return 0 < len(states) == len(mirrors) and set(states) == {"running"} and all(mirrors)
+
+
+def _jobs(qmp: Qmp, kinds: Collection[str]) -> list[dict[str, Any]]:
+    return [job for job in rows(qmp.ask("query-jobs")) if job.get("type") in kinds]
+
+
 def _end_jobs(qmp: Qmp, kinds: Collection[str]) -> None:
     """Internal, where one does not end in ENDED_WITHIN_S."""
     deadline = time.monotonic() + ENDED_WITHIN_S
-    while jobs := [job for job in rows(qmp.ask("query-jobs")) if job.get("type") in kinds]:
+    while jobs := _jobs(qmp, kinds):
         for job in jobs:
             # It may have ended meanwhile by itself, and then needs the other one.
             with contextlib.suppress(QmpError):
