@@ -51,15 +51,14 @@ def mend(root: Path) -> None:
 def _mend(root: Path, record: Path) -> None:
     """OSError, ParseError, SynvirtError: also where QEMU runs no more, and there is nothing to do."""
     guest = ET.fromstring(record.read_bytes())  # noqa: S314 - libvirt's own
-    monitor, job = guest.find("monitor"), guest.find("job")
-    if monitor is None or job is None:
-        raise Internal("it names no monitor, or no job")
-    begins = job.get("async") == "backup" and guest.find("backups/domainbackup") is None
-    kinds = _OF_BACKUPS if begins else _OF_MOVES if job.get("async") != "backup" else {}
-    if not kinds:
-        return  # a backup that libvirt finds again
+    monitor, backup = guest.find("monitor"), guest.find("job[@async='backup']")
+    if monitor is None:
+        raise Internal("it names no monitor")
+    if backup is not None and guest.find("backups/domainbackup") is not None:
+        return  # libvirt finds it again
+    kinds = _OF_MOVES if backup is None else _OF_BACKUPS
     with Qmp(Path(monitor.get("path", "")), record.stem) as qmp:
-        if not begins and _is_found_again(guest, qmp):
+        if backup is None and _is_found_again(guest, qmp):
             return
         _end_jobs(qmp, kinds.values())
         nodes = {str(row.get("qdev")): (row.get("inserted") or {}).get("node-name") for row in rows(qmp.ask("query-block"))}
@@ -68,8 +67,8 @@ def _mend(root: Path, record: Path) -> None:
             for one in [one for one in jobs if one.get("type") in kinds]:
                 jobs.remove(one)
             jobs.set("active", "yes" if len(jobs) else "no")
-        if begins:
-            job.attrib = {"type": "none", "async": "none"}
+        if backup is not None:
+            backup.attrib = {"type": "none", "async": "none"}
             with contextlib.suppress(QmpError):  # it was not begun
                 qmp.ask("nbd-server-stop")
         # The file for the guest's next start is first: as long as the record shows the mirror, this begins again.
