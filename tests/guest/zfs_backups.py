@@ -32,7 +32,7 @@ from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.store import Store
 from tests.fakes.backups import ended
 from tests.fakes.workers import in_process
-from tests.guest.zvols import POOL, zfs
+from tests.guest.zvols import POOL, content, zfs
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 4 * MIB
@@ -64,10 +64,6 @@ def write(name: str, offset: int, data: bytes) -> None:
 
 def discard(name: str, offset: int, length: int) -> None:
     subprocess.run(["blkdiscard", "-o", str(offset), "-l", str(length), Links().device(name)], check=True)
-
-
-def content(device: str) -> bytes:
-    return Path(device).read_bytes()
 
 
 def moment(*volumes: str) -> Moment:

@@ -1,6 +1,5 @@
 """The laws of a destination and of a writer, on real zfs volumes."""
 
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -9,7 +8,7 @@ from synvirt.destinations.zfs import ZfsDestination
 from synvirt.disks import open_writer
 from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
 from tests.contracts.writers import WriterCase, WriterContract
-from tests.guest.zvols import POOL, new_destination, root, volumes
+from tests.guest.zvols import POOL, content, new_destination, root, volumes
 
 
 @pytest.fixture(scope="module")
@@ -40,5 +39,5 @@ class TestWriter(WriterContract):
         destination.create(volume, SIZE)
         return WriterCase(
             open=lambda: open_writer(destination.open(volume, SIZE)),
-            content=lambda: Path(destination.device(volume)).read_bytes(),
+            content=lambda: content(destination.device(volume)),
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.destinations.zfs import ZfsDestination
+from synvirt.disks.raw.zvols import device_of
 
 POOL = "tank"
 _numbers = itertools.count(1)
@@ -61,6 +62,11 @@ def small_pool(name: str, image: Path) -> Iterator[None]:
 def new_destination(pool: str = POOL) -> ZfsDestination:
     """In a namespace of its own, two deep, that is not there yet."""
     return ZfsDestination(pool, f"vms/test{next(_numbers)}")
+
+
+def content(device: str) -> bytes:
+    """What the device has. The link to it may be away for a moment: udev looks at a device anew that was written to."""
+    return Path(device_of(device)).read_bytes()
 
 
 def volumes(destination: ZfsDestination, kinds: str = "all") -> list[str]:
