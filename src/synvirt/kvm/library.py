@@ -41,6 +41,12 @@ def module() -> Any:
     return libvirt
 
 
+def is_lost(error: Any) -> bool:
+    """Whether the connection was lost during the call: the libvirtError is of libvirt's own transport, for example «End of file
+    while reading data». What was asked may have been done."""
+    return bool(error.get_error_domain() == module().VIR_FROM_RPC)
+
+
 def _run_for_ever(libvirt: Any) -> None:
     while True:
         with contextlib.suppress(libvirt.libvirtError):

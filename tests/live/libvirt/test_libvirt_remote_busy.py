@@ -1,4 +1,5 @@
-"""A domain whose lock somebody holds: libvirt waits 30 s and gives up. That is no fault of the VM, and is asked again later."""
+"""A domain whose lock somebody holds, so that libvirt gives up after 30 s, and a connection that is lost during a call: that is
+no fault of the VM, which is asked again later."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from synvirt.live import SourceAccess
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt import domain as domains
 from synvirt.live.libvirt.form import FORM
-from synvirt.live.libvirt.host import BUSY_HINT, Host
+from synvirt.live.libvirt.host import BUSY_HINT, LOST_HINT, Host
 from tests.needs import need_libvirt
 
 XML = """
@@ -20,15 +21,18 @@ XML = """
 </devices></domain>
 """
 # As libvirt says it: the holder's name must not be taken for a word about snapshots.
-SAID = "Timed out during operation: cannot acquire state change lock (held by monitor=remoteDispatchDomainSnapshotNum)"
+BUSY = "Timed out during operation: cannot acquire state change lock (held by monitor=remoteDispatchDomainSnapshotNum)"
+LOST = "End of file while reading data: Input/output error"
 
 
-def _busy_domain(libvirt: Any, deleted: list[int]) -> Any:
-    """Questions about it are answered; what needs its lock is not."""
+def _domain(libvirt: Any, said: str, deleted: list[int]) -> Any:
+    """Questions about it are answered; what needs its lock is not, or the connection is lost."""
+    lost = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC)
+    kind = {BUSY: (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_FROM_QEMU), LOST: lost}[said]
 
     def refuse(*_: object) -> None:
-        error = libvirt.libvirtError(SAID)
-        error.err = (libvirt.VIR_ERR_OPERATION_TIMEOUT, 10, SAID, 1, None, None, None, 0, 0)
+        error = libvirt.libvirtError(said)
+        error.err = (*kind, said, 1, None, None, None, 0, 0)
         raise error
 
     def delete(flags: int) -> None:
@@ -60,12 +64,12 @@ def _busy_domain(libvirt: Any, deleted: list[int]) -> Any:
     ],
     ids=["snapshot", "enable_cbt", "cleanup", "start", "inspect"],
 )
-def test_a_domain_that_is_busy_is_asked_again_later(use: Callable[[Any], object]) -> None:
+@pytest.mark.parametrize(("said", "hint"), [(BUSY, BUSY_HINT), (LOST, LOST_HINT)], ids=["busy", "lost"])
+def test_a_domain_of_which_nothing_was_said_is_asked_again_later(use: Callable[[Any], object], said: str, hint: str) -> None:
     libvirt = need_libvirt()
     host = Host(*FORM.read(SourceAccess("qemu:///system", {}, {})))
     deleted: list[int] = []
-    domain = _busy_domain(libvirt, deleted)
-    with pytest.raises(SourceUnreachable, match="state change lock") as found, host.asked("domain web", Internal):
-        use(domain)
-    assert found.value.hint == BUSY_HINT
+    with pytest.raises(SourceUnreachable, match=said.split(":", maxsplit=1)[0]) as found, host.asked("domain web", Internal):
+        use(_domain(libvirt, said, deleted))
+    assert found.value.hint == hint
     assert deleted in ([], [0])  # a checkpoint's bitmap is not given up for that

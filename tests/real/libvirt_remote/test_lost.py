@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from synvirt.live.folder import sweep_folders
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.adapter import PROBE
 from synvirt.live.libvirt.domain import start_to_read
+from synvirt.live.libvirt.host import TAKEN_UP_HINT
 from synvirt.sizes import MIB
 from tests.real.libvirt_remote.one_job import OneJob, ask, inspected, local
 from tests.running.processes import command_line
@@ -270,6 +272,30 @@ def test_a_backup_that_is_just_beginning_is_waited_for(host: LibvirtLab, domain:
         until(lambda: beginning.done() or domain.listAllCheckpoints(0))
         local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), name))
         beginning.result()
+    assert host.snapshots(domain) == []
+
+
+def test_a_backup_that_its_libvirtd_lost_as_it_began_is_named(host: LibvirtLab, domain: Any) -> None:
+    """libvirt 9.0 holds its lock, and neither goes on with it nor ends it."""
+    record = host.folder / "run/qemu" / f"{domain.name()}.xml"
+    host.stop_libvirtd()
+    before, monitor, after = record.read_text().partition("<monitor ")
+    job = f"<job type='none' async='backup' flags='0x0' asyncStarted='{time.time_ns() // 1_000_000}'/>"
+    record.write_text(f"{before}{job}{monitor}{after}")
+    host.start_libvirtd()
+    domain = host.connection.lookupByUUIDString(domain.UUIDString())
+    name = f"synvirt-{uuid4()}-1"
+    with pytest.raises(SourceUnreachable, match="cannot acquire state change lock") as found:
+        local(host, lambda adapter: adapter.snapshot(domain.UUIDString(), name))
+    assert found.value.hint == TAKEN_UP_HINT
+    # As the hint says.
+    domain.destroy()
+    host.stop_libvirtd()
+    host.start_libvirtd()
+    domain = host.connection.lookupByUUIDString(domain.UUIDString())
+    domain.create()
+    assert local(host, lambda adapter: adapter.snapshot(domain.UUIDString(), name)).id == name
+    local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), name))
     assert host.snapshots(domain) == []
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from xml.etree import ElementTree as ET  # only for writing: foreign XML is read by xml_document
 
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError
-from synvirt.live.libvirt.host import busy, library
+from synvirt.live.libvirt.host import library, unanswered
 from synvirt.live.libvirt.manifest import backed_up_disks, parse
 
 PREFIX: Final = "synvirt-"
@@ -110,7 +110,7 @@ def backed_up(domain: Any, disks: Collection[str] | None) -> list[str]:
 
 
 def begin(domain: Any, name: str, server: Server, *, disks: Collection[str] | None = None, track: Collection[str]) -> None:
-    """Begins the job, with a checkpoint of the disks to `track`. SnapshotFailed; libvirtError, where the domain is busy.
+    """Begins the job, with a checkpoint of the disks to `track`. SnapshotFailed; libvirtError, where it is `unanswered`.
 
     What libvirt may refuse is left out step by step: the delta (a checkpoint was lost: the caller sees it by `since`), then the
     checkpoint (the image cannot have one).
@@ -135,7 +135,7 @@ def begin(domain: Any, name: str, server: Server, *, disks: Collection[str] | No
                 _checkpoint_xml(name, track) if checkpoint else None,
             )
         except library().libvirtError as error:
-            if busy(error):
+            if unanswered(error):
                 raise
             message = error.get_error_message() or str(error)
             failure = SnapshotFailed(f"{domain.name()} cannot be read at one moment: {message}", hint=_hint(message, server))
@@ -256,7 +256,7 @@ def delete(domain: Any, name: str) -> None:
     try:
         checkpoint.delete(0)
     except libvirt.libvirtError as error:
-        if busy(error) or not _NO_BITMAP.search(str(error)):
+        if unanswered(error) or not _NO_BITMAP.search(str(error)):
             raise
         checkpoint.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
@@ -274,7 +274,7 @@ def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str |
     try:
         domain.checkpointCreateXML(_checkpoint_xml(name, track), 0)
     except libvirt.libvirtError as error:
-        if busy(error):
+        if unanswered(error):
             raise
         return str(error.get_error_message() or error)
     delete(domain, name)

@@ -17,7 +17,7 @@ import structlog
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable
 from synvirt.live import GuestElsewhere, refuse_power_off
-from synvirt.live.libvirt.host import busy, library
+from synvirt.live.libvirt.host import library, unanswered
 from synvirt.live.libvirt.manifest import DiskSize, PowerState, Seen, agent_connected, data_disks, parse
 from synvirt.model.machine import Snapshot
 from synvirt.model.plan import Shutdown
@@ -110,7 +110,7 @@ def _has_run(domain: Any) -> bool:
         try:
             reads, _bytes, writes, *_ = domain.blockStats(key)
         except libvirt.libvirtError as error:
-            if busy(error):
+            if unanswered(error):
                 raise
             continue
         if reads > 0 or writes > 0:
@@ -199,7 +199,7 @@ def start_to_read(domain: Any, name: str) -> None:
         domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
     except libvirt.libvirtError as error:
         note(domain, reading=None)
-        if busy(error):
+        if unanswered(error):
             raise
         message = error.get_error_message() or str(error)
         raise SnapshotFailed(
@@ -374,7 +374,7 @@ def _size(domain: Any, key: str) -> DiskSize:
     try:
         capacity, allocation, _physical = domain.blockInfo(key)
     except libvirt.libvirtError as error:
-        if busy(error):
+        if unanswered(error):
             raise
         return DiskSize(0, 0)  # a network disk of a domain that is off: its manifest says that the size is unknown
     return DiskSize(int(capacity), min(int(allocation), int(capacity)))
