@@ -137,7 +137,7 @@ async def _inspected(job: Job) -> tuple[VmManifest, bool]:
         async def ask(adapter: LiveAdapter) -> tuple[VmManifest, bool]:
             return await adapter.inspect(vm_id), await adapter.supports_warm()
 
-        return await job.with_adapter(ask)
+        return await source_vm.at_source(job, ask)
     importer, path, root = await job.in_thread(importer_of, job)
     # A remote server may be slow; a cancel does not wait for it.
     return await job.stop.or_stop(job.in_thread(_manifest, job, importer, path, root)), False

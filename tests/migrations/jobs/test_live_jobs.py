@@ -215,7 +215,6 @@ def test_change_tracking_lost_again_fails_the_job(house: House) -> None:
     [
         ("snapshot_failed", "E_MIG_SNAPSHOT_FAILED"),
         ("wrong_password", "E_MIG_AUTH_FAILED"),
-        ("unreachable", "E_MIG_SOURCE_UNREACHABLE"),
     ],
 )
 def test_a_source_that_fails_leaves_a_job_with_its_code_and_nothing_else(house: House, fault: str, code: str) -> None:
