@@ -208,6 +208,10 @@ class DomainDefineFailed(SynvirtError):
     code = "E_MIG_DOMAIN_DEFINE_FAILED"
 
 
+class HypervisorAway(DomainDefineFailed):
+    """This host's libvirtd is away, as while an update restarts it. What was asked when it went may have been done."""
+
+
 class GuestBootFailed(SynvirtError):
     """The imported guest did not boot."""
 

@@ -32,8 +32,8 @@ FIRST: dict[str, str] = {
     "E_MIG_UPLOAD_NOT_FOUND": "It expired (`upload_expires_days`), or was removed: send it again.",
     "E_MIG_CONFLICT": "Another job has the name, UUID or MAC address; or the job has ended; or another service has the data folder; or, with status 412, it was changed since the `ETag` that the request names. The detail says which.",
     "E_MIG_UPLOAD_REJECTED": "Too large: `upload_cap_bytes`, or put the file into the import root. Wrong SHA-256: it was changed on its way.",
-    "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` shows which step fails: name, port, certificate, log-in. A job that copies waits: "
-    "for a day while the guest runs on (warm), for half an hour while it is off. It says so by a `last_error` that is not fatal and goes away by itself. "
+    "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` shows which step fails: name, port, certificate, log-in. A job waits: half an "
+    "hour for a source that is away when the job's turn comes, or while the guest is off; a day while it copies and the guest runs on (warm). It says so by a `last_error` that is not fatal and goes away by itself. "
     "So it waits, too, for another tool's backup of the VM to end, and for a changed password (`synvirt sources change NAME`).",
     "E_MIG_CBT_UNSUPPORTED": "Nothing is wrong: the job runs cold, and the guest is off while it is copied. `cbt_reason` of the manifest has the reason.",
     "E_MIG_CBT_RESET": "The whole disk is compared once, by itself. If it happens repeatedly, something else takes snapshots of the VM.",
@@ -45,7 +45,9 @@ FIRST: dict[str, str] = {
         "A restore to a new domain waits for a day."
     ),
     "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
-    "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's message is in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",
+    "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's message is in the detail: a network or a machine type that this host lacks. `synvirt doctor`. "
+    "While this host's libvirtd is away, for example as an update restarts it, jobs, backups and restores wait, and say so by an error that is "
+    "not fatal: half an hour where the guest is off, else a day. `systemctl status libvirtd`.",
     "E_MIG_GUEST_BOOT_FAILED": "[guests.md](guests.md): what its screen showed, and other buses: `synvirt migrations retry ID --disk-bus sata`.",
     "E_MIG_OUTAGE_TOO_LONG": "The job holds, copies what changes, and cuts over once it fits. Raise `outage_budget_s`, wait for a "
     "quiet hour, or shorten the part that it names. A job that failed with it was rolled back by its plan's `on_overrun`: its guest "

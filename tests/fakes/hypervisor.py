@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from synvirt.errors import Cancelled, Conflict, DiskWriteFailed, DomainDefineFailed, GuestBootFailed
+from synvirt.errors import Cancelled, Conflict, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HypervisorAway
 from synvirt.hypervisor import Capacity, Lived, Paused, Volume, facts
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import uuid_of
@@ -50,6 +50,8 @@ class FakeHypervisor:
         self.fail = fail
         self.boots_from = boots_from
         self.has = Capacity(64 * GIB, 16, vcpus_max=288)
+        # How many more times it does not answer.
+        self.away = 0
         self.source_away = False
         self.is_full = False
         self.facts: dict[str, str] = {}
@@ -114,7 +116,13 @@ class FakeHypervisor:
         with self._lock:
             self._check_free(wanted)
 
+    def _check_answers(self) -> None:
+        if self.away:
+            self.away -= 1
+            raise HypervisorAway("client socket is closed")
+
     def define(self, domain: Domain) -> None:
+        self._check_answers()
         if self.fail == "define":
             raise DomainDefineFailed("the fake hypervisor does not like this domain")
         with self._lock:
@@ -125,6 +133,7 @@ class FakeHypervisor:
             present.domain = domain
 
     def start(self, uuid: UUID) -> None:
+        self._check_answers()
         if self.fail == "start":
             raise DomainDefineFailed("the fake hypervisor cannot start this domain")
         with self._lock:

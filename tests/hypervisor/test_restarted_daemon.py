@@ -21,14 +21,16 @@ def libvirt() -> Any:
     return need_libvirt()
 
 
-def daemon(libvirt: Any, *, gone: bool = False) -> tuple[Any, list[int]]:
-    """A connection with one running guest, and the number of its answers that is left."""
+def daemon(libvirt: Any, *, gone: bool = False, ends_when_asked: bool = False) -> tuple[Any, list[int]]:
+    """A connection with one running guest, and the number of its answers that is left. `ends_when_asked`: for the guest's
+    state."""
     left = [10_000]
 
     def refuse(*_: object) -> Any:
         raise libvirt.libvirtError("client socket is closed")
 
     def state() -> list[int]:
+        left[0] = 0 if ends_when_asked else left[0]
         return refuse() if left[0] == 0 else [libvirt.VIR_DOMAIN_RUNNING, 1]
 
     def look_up(_uuid: str) -> Any:
@@ -72,6 +74,13 @@ def booted(monkeypatch: pytest.MonkeyPatch, folder: Path, before: tuple[Any, lis
 def test_a_guest_is_looked_at_by_a_new_connection(libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     away = DomainDefineFailed("the hypervisor cannot be opened")
     assert booted(monkeypatch, tmp_path, daemon(libvirt), away, away, daemon(libvirt)[0], within_s=60) == "agent"
+
+
+def test_a_guest_is_not_taken_for_gone_whose_daemon_ends_during_a_look(
+    libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends, (connection, _) = daemon(libvirt, ends_when_asked=True), daemon(libvirt)
+    assert booted(monkeypatch, tmp_path, ends, connection, within_s=60) == "agent"
 
 
 def test_a_daemon_that_stays_away_ends_the_wait(libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ A run's work follows only from its row and its memory (memory.py), whether it is
 kind can also be continued. After the service's end a run continues at the next start, from its progress; after a lost lease,
 once the lease is held again. If it cannot continue, or the service has ended RESUMED_MAX times during it, it fails. What a
 failed or cancelled run made is undone, by the ledger. A restore that has started its guest at once does not fail
-(`until_it_goes_well`): what the guest wrote is nowhere else. One whose destination is away waits (`while_destination_is_away`),
-and so does every run while the store is away.
+(`until_it_goes_well`): what the guest wrote is nowhere else. A run waits while
+its destination or this host's libvirtd is away (`while_something_is_away`), or the store.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from synvirt.backups.model import ENDS, UNENDED, BackupRun, RestoredDomain, Stat
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import wait
 from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
-from synvirt.errors import BackupConflict, Cancelled, Interrupted, PersistFailed, SynvirtError
+from synvirt.errors import BackupConflict, Cancelled, HypervisorAway, Interrupted, PersistFailed, SynvirtError
 from synvirt.jobs.board import Figures
 from synvirt.jobs.instant import AGAIN_S, GuestWrites, is_started, refuse_loss
 from synvirt.jobs.ledger import Ledger
@@ -50,7 +50,8 @@ from synvirt.store.store import StoreAway
 RUNS_AT_ONCE = 2
 # How often one run is continued after the service's end.
 RESUMED_MAX = 5
-# How long a restore waits for a destination that is away.
+# How long a run waits for what is away: a restore for its destination, every run for this host's libvirtd, which an update
+# restarts in seconds.
 AWAY_S = 86_400.0
 # Seconds between two checks whether a thread has ended.
 LOOK_EVERY_S = 0.05
@@ -303,7 +304,7 @@ class Runs:
         """Does the run's work to its end. False: the store failed meanwhile, and the run goes on as it is stored, as after a
         restart."""
         try:
-            until_it_goes_well(under_way, lambda: while_destination_is_away(under_way, lambda: self._to_its_end(under_way)))
+            until_it_goes_well(under_way, lambda: while_something_is_away(under_way, lambda: self._to_its_end(under_way)))
         except StoreAway as away:
             _log.warning("the store is away; the run waits", cause=away.detail)
             return False
@@ -415,20 +416,20 @@ def until_it_goes_well(under_way: UnderWay, work: Callable[[], None]) -> None:
         wait(pause_s, under_way.stop)
 
 
-def while_destination_is_away(under_way: UnderWay, work: Callable[[], None]) -> None:
-    """Does the work, again while its destination is away, for AWAY_S at most. Each try continues the run, as after a restart of
-    the service. A run that has started a guest is not waited for here: it never fails."""
+def while_something_is_away(under_way: UnderWay, work: Callable[[], None]) -> None:
+    """Does the work, again while its destination or this host's libvirtd is away, for AWAY_S at most. Each try continues the
+    run, as after a restart of the service. A run that has started a guest is not waited for here: it never fails."""
     until, tries = None, 0
     while True:
         try:
             return work()
-        except DestinationAway as error:
+        except (DestinationAway, HypervisorAway) as error:
             until = until or time.monotonic() + AWAY_S
             if is_started(under_way.run.instant) or time.monotonic() >= until:
                 raise
             trouble, pause_s = _trouble(error), pause_after(tries, AWAY_PAUSES_S)
             tries += 1
-            _log.warning("the destination is away", cause=trouble.message, again_s=pause_s)
+            _log.warning("what the run needs is away", cause=trouble.message, again_s=pause_s)
             _show(under_way, trouble, "It is tried again")
         wait(pause_s, under_way.stop)
         under_way.note(error=None)

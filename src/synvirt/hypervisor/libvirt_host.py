@@ -304,13 +304,13 @@ class LibvirtHost:
             while True:
                 if stop():
                     raise Cancelled
+                seen = eyes.look(domain, self.console_log(uuid), at_s=time.monotonic() - began, resets=len(restarts))
                 if not eyes.can_see(domain) and time.monotonic() - began < timeout_s:
-                    # libvirtd was restarted, for example by an upgrade; its guests run on.
+                    # libvirtd was restarted, for example by an upgrade, maybe during this look; its guests run on.
                     with contextlib.suppress(DomainDefineFailed, Internal):
                         domain = self._find("lookupByUUIDString", str(uuid)) or domain
                     time.sleep(POLL_S)
                     continue
-                seen = eyes.look(domain, self.console_log(uuid), at_s=time.monotonic() - began, resets=len(restarts))
                 match watch.judge(seen):
                     case str() as sign:
                         return sign
@@ -405,12 +405,13 @@ class LibvirtHost:
         """The domain, or None. It is looked up each time, as it may have been redefined or removed meanwhile."""
         connected = self._connection.use()
         libvirt = load()
-        try:
-            return getattr(connected, lookup)(key)
-        except libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                return None
-            raise Internal(f"the hypervisor does not say whether it has {key}: {error}") from error
+        with translated(Internal, f"the hypervisor does not say whether it has {key}"):
+            try:
+                return getattr(connected, lookup)(key)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    return None
+                raise
 
     def console_log(self, uuid: UUID) -> Path:
         return self._serial_logs / f"synvirt-{uuid}.log"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from synvirt.errors import DomainDefineFailed, Internal, SynvirtError
+from synvirt.errors import DomainDefineFailed, HypervisorAway, Internal, SynvirtError
 from synvirt.kvm import half_done, orphans, qemu_user
 from synvirt.kvm import library as libvirt_library
 from synvirt.kvm.limit import begun
@@ -81,7 +81,7 @@ class Connection:
         self._opening: Future[Any] | None = None
 
     def use(self) -> Any:
-        """The open virConnect. DomainDefineFailed, where the hypervisor cannot be reached."""
+        """The open virConnect. DomainDefineFailed, where the hypervisor cannot be opened; of a daemon, HypervisorAway."""
         with self._lock:
             if self._open is None or not _alive(self._open):
                 self._open = self._connect()
@@ -94,13 +94,14 @@ class Connection:
         try:
             return self._opened(libvirt) if root is None else _embedded(libvirt, root.resolve())
         except libvirt.libvirtError as error:
-            raise DomainDefineFailed(f"the hypervisor {self.uri} cannot be opened: {error}", hint=_hint(str(error))) from error
+            kind = HypervisorAway if root is None else DomainDefineFailed
+            raise kind(f"the hypervisor {self.uri} cannot be opened: {error}", hint=_hint(str(error))) from error
 
     def _opened(self, libvirt: Any) -> Any:
         limit_s = OPEN_TIMEOUT_S if self._opening is None else AGAIN_S
         opening = self._opening = self._opening or begun(lambda: libvirt.open(self.uri))
         if not wait([opening], limit_s).done:
-            raise DomainDefineFailed(
+            raise HypervisorAway(
                 f"the hypervisor {self.uri} accepts the connection, and does not answer", hint="its daemon hangs: restart it"
             )
         self._opening = None
@@ -125,6 +126,9 @@ def _alive(connection: Any) -> bool:
         return False
 
 
+_AWAY_HINT = "this host's libvirtd was restarted, or has ended: systemctl status libvirtd"
+
+
 def _hint(message: str) -> str:
     if "driver.pid" in message or "already running" in message:
         return "another process has opened this folder: only one service can run on a data_dir"
@@ -141,11 +145,13 @@ def load() -> Any:
 
 @contextlib.contextmanager
 def translated(error: type[SynvirtError], doing: str, hint: Callable[[str], str | None] = lambda _: None) -> Iterator[None]:
-    """Turns libvirt's errors into ours."""
+    """Turns libvirt's errors into ours: HypervisorAway, where the connection was lost, else `error`."""
     libvirt = load()
     try:
         yield
     except libvirt.libvirtError as cause:
+        if libvirt_library.is_lost(cause):
+            raise HypervisorAway(f"{doing}: {cause.get_error_message() or cause}", hint=_AWAY_HINT) from cause
         raise error(f"{doing}: {cause.get_error_message() or cause}", hint=hint(str(cause))) from cause
 
 

@@ -20,7 +20,7 @@ from synvirt.migrations import instant, source_vm
 from synvirt.migrations.cloning import wait_until_gone
 from synvirt.migrations.job import Job
 from synvirt.migrations.overrun import within_budget
-from synvirt.migrations.patience import while_destination_is_away
+from synvirt.migrations.patience import while_something_here_is_away
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.sources.elsewhere import name_new_source
@@ -56,7 +56,7 @@ async def _advance(rooms: Rooms, migration: Migration, stop: Stop) -> State:
         try:
             stop.check()
             await job.take_turn()
-            step = partial(while_destination_is_away, step=STEPS[state])
+            step = partial(while_something_here_is_away, step=STEPS[state])
             facts = await instant.until_it_goes_well(job, lambda: within_budget(job, step))
             return await _move(job, next_state(state, facts))
         except PersistFailed:

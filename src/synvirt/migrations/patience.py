@@ -16,7 +16,15 @@ from typing import TypeVar
 import structlog
 
 from synvirt.destinations import AWAY_PAUSES_S, DestinationAway, as_away
-from synvirt.errors import AuthFailed, DiskReadFailed, DiskWriteFailed, SnapshotFailed, SourceUnreachable, SynvirtError
+from synvirt.errors import (
+    AuthFailed,
+    DiskReadFailed,
+    DiskWriteFailed,
+    HypervisorAway,
+    SnapshotFailed,
+    SourceUnreachable,
+    SynvirtError,
+)
 from synvirt.guests import AdoptFailed
 from synvirt.live import GuestStaysOn
 from synvirt.migrations.job import Job
@@ -44,7 +52,11 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     # The destination is full, or its pool is suspended. The changes are kept until they are in the volumes.
     AdoptFailed: (60,),
     DestinationAway: AWAY_PAUSES_S,
+    # An update restarts this host's libvirtd in seconds.
+    HypervisorAway: (1, 2, 4, 8, 16, 30),
 }
+# For these a whole step is called again, not only the call that failed.
+HERE = (DestinationAway, HypervisorAway)
 # From the first error, including the time before it in which the source did not answer. A short interruption is not shown; a
 # longer one is shown within a minute.
 SHOWN_FROM_S = 30.0
@@ -59,7 +71,7 @@ def _bearable_s(job: Job, trouble: SynvirtError) -> float:
     on."""
     runs_on = job.migration.mode_effective is Mode.WARM and not job.guest_is_off
     copied = job.migration.progress.bytes_done > 0
-    if isinstance(trouble, DestinationAway):
+    if isinstance(trouble, HERE):
         return GUEST_OFF_S if job.guest_is_off else GUEST_RUNS_S
     if isinstance(trouble, GuestStaysOn):  # the guest runs, whatever the job's state says
         return GUEST_RUNS_S
@@ -145,24 +157,25 @@ async def patiently(job: Job, attempt: Callable[[Patience], Awaitable[T]], limit
         while True:
             try:
                 return await attempt(patience)
-            except DestinationAway:  # its whole step is called again: here it would be waited for twice
+            except HERE:  # here it would be waited for twice
                 raise
             except tuple(PAUSES_S) as error:
                 await patience.wait(error)
 
 
-async def while_destination_is_away(job: Job, step: Callable[[Job], Awaitable[T]]) -> T:
-    """The step's result. The step is called again while its destination is away, also where it went in the step's middle."""
+async def while_something_here_is_away(job: Job, step: Callable[[Job], Awaitable[T]]) -> T:
+    """The step's result. The step is called again while its destination or this host's libvirtd is away, also where it went in
+    the step's middle."""
     try:
         return await _tried(job, step)
-    except DestinationAway as error:
+    except HERE as error:
         away = error
     async with Patience(job) as patience:
         while True:
             await patience.wait(away)
             try:
                 return await _tried(job, step)
-            except DestinationAway as error:
+            except HERE as error:
                 away = error
 
 

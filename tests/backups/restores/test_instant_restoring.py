@@ -59,6 +59,29 @@ def test_a_restore_waits_for_a_destination_that_is_away(
     assert volume.read_bytes() == disk_content()
 
 
+# One that cannot start at once is copied first.
+@pytest.mark.parametrize(("moment", "instant_"), [("define", False), ("define", True), ("start", False)])
+def test_a_restore_waits_for_a_libvirtd_that_restarts(
+    place: Place, monkeypatch: pytest.MonkeyPatch, moment: str, *, instant_: bool
+) -> None:
+    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.05,))
+    step = getattr(place.hypervisor, moment)
+
+    def goes(*arguments: Any) -> None:
+        monkeypatch.setattr(place.hypervisor, moment, step)
+        place.hypervisor.away = 3
+        step(*arguments)
+
+    monkeypatch.setattr(place.hypervisor, moment, goes)
+    restored = place.restore(instant=instant_)
+    run = ended(place.backups, restored.id)
+    assert (run.status, run.error, run.warnings) == (Status.COMPLETED, None, ())
+    assert place.hypervisor.away == 0
+    assert restored.guest.running
+    (volume,) = (place.folder / "volumes").rglob("*.raw")
+    assert volume.read_bytes() == disk_content()
+
+
 @pytest.mark.parametrize("instant_", [False, True])
 def test_a_restore_waits_for_a_destination_that_goes_while_it_is_written(
     place: Place, monkeypatch: pytest.MonkeyPatch, *, instant_: bool

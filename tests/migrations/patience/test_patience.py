@@ -16,6 +16,7 @@ from synvirt.migrations.patience import Patience
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB, MIB
+from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, live_plan
@@ -97,6 +98,44 @@ def test_what_fails_before_anything_is_copied_is_said_at_once(house: House, trou
     at_commits(house, job, looked)
     ended = house.run(job.id)
     assert (ended.state, code(ended.last_error)) == (State.FAILED, (CODES[trouble], True))
+
+
+def test_a_source_that_is_away_as_its_turn_comes_is_waited_for(house: House) -> None:
+    """Of a wave of hundreds each would fail in a second, while a vCenter restarts at night."""
+    job = house.intake.submit(live_plan())
+    house.platform.fault("unreachable", 3)
+    assert house.run(job.id).state is State.COMPLETED
+
+
+def test_a_source_that_stays_away_as_its_turn_comes_ends_the_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "GUEST_OFF_S", 0.1)
+    job = house.intake.submit(live_plan())
+    house.platform.fault("unreachable", FOR_EVER)
+    ended = house.run(job.id)
+    assert (ended.state, code(ended.last_error)) == (State.FAILED, (CODES["unreachable"], True))
+    house.platform.fault("unreachable", 0)
+    assert house.leftovers(VM) == []
+    assert house.platform.vm(VM)["power"] == "on"
+
+
+def test_a_libvirtd_that_restarts_as_the_guest_starts_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by an update of the host's packages. The guest is off at its source meanwhile, and its copy is whole."""
+    quick_tries(monkeypatch)
+    hypervisor = FakeHypervisor()
+    house = House(tmp_path, hypervisor=hypervisor, workers=in_process)
+    house.platform.add_vm(VM, {DISK: random.Random(1).randbytes(3 * MIB)})
+    job = house.intake.submit(live_plan())
+
+    def looked(now: Migration) -> bool:
+        hypervisor.away = 3 if now.state is State.STARTING else 0
+        return now.state is State.STARTING
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error, hypervisor.away) == (State.COMPLETED, None, 0)
+    assert copied_once(house, ended)
+    assert len(hypervisor.domains) == 1
+    house.close()
 
 
 def test_what_was_reported_before_stands_there_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

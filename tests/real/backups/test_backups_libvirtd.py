@@ -13,7 +13,8 @@ from synvirt.backups.sources.bitmap import ByJob
 from synvirt.backups.sources.guest import Ask, Sources
 from synvirt.backups.sources.made import MadeRows
 from synvirt.disks import open_reader
-from synvirt.kvm.connection import Connection
+from synvirt.errors import HypervisorAway, Internal
+from synvirt.kvm.connection import Connection, translated
 from synvirt.sample import Sample
 from synvirt.store import Store
 from tests.real.libvirt_remote.test_libvirt_remote_warm import Guest
@@ -34,6 +35,44 @@ with still(uri, Connection(uri, lambda: None).use().lookupByName(name)) as found
 def host() -> Iterator[LibvirtLab]:
     with lab(boots=True) as running:
         yield running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_libvirtd_that_restarts_while_a_guest_is_read_costs_nothing(host: LibvirtLab, tmp_path: Path) -> None:
+    domain = host.domain(host.disk())
+    domain.create()
+    uri, store = f"qemu+unix:///system?socket={host.socket}", Store(f"sqlite:///{tmp_path / 'test.db'}")
+    ledger, connection = MadeRows(store.backups.ledger, host="local"), Connection(uri, lambda: None)
+    way = ByJob(connection, ledger, folder=lambda: host.folder / "scratch", tpm_folder=lambda: tmp_path)
+    ask = Ask(
+        vm_id=domain.name(),
+        job_id=uuid4(),
+        quiesce="off",
+        base=lambda _: None,
+        move=lambda _: None,
+        warn=lambda *_: None,
+        stop=lambda: False,
+    )
+    with Sources(connection, ledger, (way,)).open(ask) as held:
+        host.stop_libvirtd()
+        host.start_libvirtd()
+        held.check_unchanged()
+    domain = host.connection.lookupByUUIDString(domain.UUIDString())
+    assert host.snapshots(domain) == []
+    assert list((host.folder / "scratch").iterdir()) == []
+    assert ledger.all() == []
+    # What is asked of a connection that is lost may be asked again.
+    lost = connection.use()
+    host.stop_libvirtd()
+    with pytest.raises(HypervisorAway), translated(Internal, "the hypervisor does not say its name"):
+        lost.getHostname()
+    with pytest.raises(HypervisorAway):
+        connection.use()
+    host.start_libvirtd()
+    assert connection.use().getHostname()
+    connection.close()
+    store.close()
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from synvirt.errors import (
     GuestBootFailed,
     GuestHasNoRoom,
     HostLacks,
+    HypervisorAway,
     Interrupted,
 )
 from synvirt.hypervisor import eyes
@@ -152,6 +153,8 @@ class BootTesting:
         under_way.move(Status.TRANSFERRING)
         try:
             hypervisor.start(run_id)
+        except HypervisorAway:
+            raise
         except DomainDefineFailed as error:
             raise HostLacks(f"the guest cannot be started on this host: {error.detail}", hint=error.hint) from error
         began = time.monotonic()

@@ -12,7 +12,7 @@ from synvirt.errors import DiskWriteFailed, Internal
 from synvirt.hypervisor import Hypervisor
 from synvirt.jobs.exports import Exports
 from synvirt.kvm import handing, qemu_user
-from synvirt.kvm.connection import Connection, load
+from synvirt.kvm.connection import Connection, load, translated
 from synvirt.kvm.qemu_user import embedded_root
 
 # The user of swtpm under the host's own libvirtd (swtpm_user of qemu.conf).
@@ -63,12 +63,13 @@ class RestoreHost:
     def domain(self, lookup: str, key: str) -> Any | None:
         """The domain, by `lookupByName` or `lookupByUUIDString`; None, if there is none."""
         libvirt = load()
-        try:
-            return getattr(self.connection.use(), lookup)(key)
-        except libvirt.libvirtError as error:
-            if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
-                return None
-            raise Internal(f"the hypervisor does not say whether it has {key}: {error}") from error
+        with translated(Internal, f"the hypervisor does not say whether it has {key}"):
+            try:
+                return getattr(self.connection.use(), lookup)(key)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
+                    return None
+                raise
 
     def has_network(self, name: str) -> bool:
         """Whether the network exists. The embedded driver has no networks."""

@@ -21,7 +21,15 @@ from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.destinations import Destination, as_away
 from synvirt.durable import put_private_file, sync_folder
-from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
+from synvirt.errors import (
+    BackupConflict,
+    Conflict,
+    DiskWriteFailed,
+    DomainDefineFailed,
+    HostLacks,
+    HypervisorAway,
+    SynvirtError,
+)
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.jobs.instant import is_started
 from synvirt.jobs.ledger import Ledger, Undo
@@ -178,6 +186,8 @@ class NewDomain:
             return  # done under the earlier service
         try:
             self._restore_host.hypervisor.start(run_id)
+        except HypervisorAway:
+            raise
         except SynvirtError as error:
             under_way.warn(START_FAILED, f"it is restored, and does not start: {error.detail}", point.vm_id)
 
@@ -228,9 +238,11 @@ def put_firmware(restore_host: RestoreHost, run_id: UUID, domain: Rewritten) -> 
 
 
 def define(restore_host: RestoreHost, defined: Domain) -> None:
-    """HostLacks, with libvirt's message; BackupConflict."""
+    """HostLacks, with libvirt's message; BackupConflict; HypervisorAway."""
     try:
         restore_host.hypervisor.define(defined)
+    except HypervisorAway:
+        raise
     except DomainDefineFailed as error:
         raise HostLacks(
             f"libvirt does not accept the guest's domain on this host: {error.detail}",

@@ -76,12 +76,14 @@ class ByJob:
                 xml = definition(domain, root)
             if begun is None or begun.path is None:
                 raise SourceSnapshotFailed(f"the backup job of {name} ended as soon as it had begun")
-            watch = stack.enter_context(_room(folder, least, lambda: self._end(domain, made)))
+            watch = stack.enter_context(_room(folder, least, lambda: self._end(made)))
 
             def check_unchanged() -> None:
                 watch.raise_if_full()
+                # Looked up again: a daemon that was restarted meanwhile has another connection.
+                there = self._domain(made)
                 with translated(SourceReadFailed, f"the hypervisor does not say how {name} is"):
-                    now = jobs.running(domain) if domain.isActive() else None
+                    now = jobs.running(there) if there is not None and there.isActive() else None
                 if now is None or now.snapshot != made.name:
                     raise SourceReadFailed(
                         f"the backup job of {name} ended while its disks were read",
@@ -140,9 +142,7 @@ class ByJob:
 
     def end(self, made: Made) -> None:
         """Ends the backup job, and removes its scratch files. The checkpoint stays."""
-        domain = self._domain(made)
-        if domain is not None:
-            self._end(domain, made)
+        self._end(made)
         if not self._embedded:
             scratch.clear(self._connection.use(), made.folder, made.name)
         for path in Path(made.folder).glob(f"{made.name}*"):
@@ -178,16 +178,18 @@ class ByJob:
     def _domain(self, made: Made) -> Any | None:
         """The domain. None, if it is gone: nothing of ours is left then."""
         libvirt = load()
-        try:
-            return self._connection.use().lookupByUUIDString(made.vm_id)
-        except libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                return None
-            raise Internal(f"the hypervisor does not say whether it has {made.vm_id}: {error}") from error
+        with translated(Internal, f"the hypervisor does not say whether it has {made.vm_id}"):
+            try:
+                return self._connection.use().lookupByUUIDString(made.vm_id)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    return None
+                raise
 
-    def _end(self, domain: Any, made: Made) -> None:
+    def _end(self, made: Made) -> None:
+        domain = self._domain(made)
         with translated(Internal, f"the backup job {made.name} does not end"):
-            if domain.isActive():
+            if domain is not None and domain.isActive():
                 jobs.end(domain, lambda name: name == made.name)
 
 

@@ -244,11 +244,12 @@ def found(connection: Any, vm_id: str) -> Any:
     """The domain of that name or UUID. BackupNotFound."""
     libvirt = load()
     for lookup in ("lookupByName", "lookupByUUIDString"):
-        try:
-            return getattr(connection, lookup)(vm_id)
-        except libvirt.libvirtError as error:
-            if error.get_error_code() not in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
-                raise Internal(f"the hypervisor does not say whether it has {vm_id}: {error}") from error
+        with translated(Internal, f"the hypervisor does not say whether it has {vm_id}"):
+            try:
+                return getattr(connection, lookup)(vm_id)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() not in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
+                    raise
     raise BackupNotFound(f"this host has no domain {vm_id}", hint="vm_ids are names or UUIDs of this host's libvirt")
 
 
