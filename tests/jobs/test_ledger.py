@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.errors import DiskWriteFailed, PersistFailed
+from synvirt.errors import DiskWriteFailed, HypervisorAway, PersistFailed
+from synvirt.jobs import ledger as ledgers
 from synvirt.jobs.ledger import Ledger, Order, Sweep
 from synvirt.store import LedgerEntry, Store
 from synvirt.store.ledger import Owner
@@ -41,6 +42,29 @@ def test_a_sweep_is_newest_first_and_keeps_what_depends_on_what_stays(entries: l
             assert all(one.kind not in before for one in left if undone.index(one) < undone.index(entry))
         else:
             assert any(one.kind in before for one in left)
+
+
+def test_a_hypervisor_that_is_away_for_a_moment_is_waited_for_but_not_at_a_start(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "LOOK_AGAIN_S", 0.01)
+    run, away = uuid4(), [3]
+
+    def undo(_run_id: UUID, _name: str) -> None:
+        if away[0]:
+            away[0] -= 1
+            raise HypervisorAway("client socket is closed")
+
+    ledger = ledger_of(store, undo)
+    ledger.record(run, "domain", "web")
+    ledger.sweep_all()
+    assert (away, len(ledger.of(run))) == ([2], 1)
+    assert ledger.sweep(run)
+    assert (away, ledger.of(run)) == ([0], [])
+    ledger.record(run, "domain", "web")
+    away[0] = 1_000_000
+    assert not ledger.sweep(run, away_s=0.1)
+    assert len(ledger.of(run)) == 1
 
 
 def test_what_cannot_be_undone_stays_for_the_next_start(store: Store) -> None:

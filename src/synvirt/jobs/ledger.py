@@ -8,16 +8,20 @@ Undoing is idempotent. What cannot be undone now stays in the ledger, for the ne
 (`migrations/advance.py`) and for threads (`Ledger`).
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 import structlog
 
-from synvirt.errors import SynvirtError
+from synvirt.errors import HypervisorAway, SynvirtError
 from synvirt.store.ledger import LedgerEntry, LedgerRows, Owner, OwnerKind
 
 log = structlog.get_logger(__name__)
+
+# A guest that is not removed while libvirtd is restarted would run until the service's next start.
+AWAY_S, LOOK_AGAIN_S = 60.0, 1.0
 
 # Undoes what an owner made under a name.
 Undo = Callable[[UUID, str], None]
@@ -78,16 +82,17 @@ class Ledger:
         """Replaces all entries of the owner in one step. From then on things are undone in another way."""
         self._rows.replace(self._owner(owner_id), entries, host=self._host)
 
-    def sweep(self, owner_id: UUID, *, then: Sequence[LedgerEntry] = ()) -> bool:
+    def sweep(self, owner_id: UUID, *, then: Sequence[LedgerEntry] = (), away_s: float = AWAY_S) -> bool:
         """Undoes all entries. Whether nothing is left. Never raises, so that its user sees why the owner failed. The entries of
         all undone things are deleted in one step, as one entry may change what the others mean (restores/in_place.py). `then`:
-        entries that are added in that step, if nothing is left."""
+        entries that are added in that step, if nothing is left. `away_s`: how long it waits for a hypervisor that is away."""
+        until = time.monotonic() + away_s
         try:
             entries = self._rows.of(self._owner(owner_id))
             sweep, gone = Sweep(entries, self._order), list[LedgerEntry]()
             for entry in sweep:
                 try:
-                    self._undo[entry.kind](owner_id, entry.name)
+                    self._undone(owner_id, entry, until)
                 except Exception as error:
                     log.warning("what was made cannot be undone", owner=str(owner_id), thing=entry.kind, exc_info=error)
                     sweep.stays(entry)
@@ -106,7 +111,16 @@ class Ledger:
         """Sweeps what a killed service left, before any owner begins. `but`: owners that go on, and are not swept."""
         for owner in dict.fromkeys(owner for owner, _ in self._rows.owned(self._of, host=self._host)):
             if owner.id not in but:
-                self.sweep(owner.id)
+                self.sweep(owner.id, away_s=0)
+
+    def _undone(self, owner_id: UUID, entry: LedgerEntry, until: float) -> None:
+        while True:
+            try:
+                return self._undo[entry.kind](owner_id, entry.name)
+            except HypervisorAway:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(LOOK_AGAIN_S)
 
     def _owner(self, owner_id: UUID) -> Owner:
         return Owner(self._of, owner_id)
