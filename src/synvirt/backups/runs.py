@@ -8,8 +8,8 @@ A run's work follows only from its row and its memory (memory.py), whether it is
 kind can also be continued. After the service's end a run continues at the next start, from its progress; after a lost lease,
 once the lease is held again. If it cannot continue, or the service has ended RESUMED_MAX times during it, it fails. What a
 failed or cancelled run made is undone, by the ledger. A restore that has started its guest at once does not fail
-(`until_it_goes_well`): what the guest wrote is nowhere else. A run waits while
-its destination or this host's libvirtd is away (`while_something_is_away`), or the store.
+(`until_it_goes_well`): what the guest wrote is nowhere else. A run waits while its destination or this host's libvirtd is
+away (`while_something_is_away`), or the store.
 """
 
 import contextlib

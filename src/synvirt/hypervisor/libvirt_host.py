@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import UUID
 
 from synvirt import xml_document
@@ -32,7 +32,7 @@ from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import uuid_of
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm import agent, handing, orphans, qemu_user
-from synvirt.kvm.connection import Connection, load, short_root, translated
+from synvirt.kvm.connection import Connection, Lookup, find_domain, load, short_root, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.kvm.qemu_user import embedded_root
 from synvirt.model.job import Domain
@@ -128,13 +128,11 @@ class LibvirtHost:
 
     def capacity(self) -> Capacity:
         libvirt = load()
-        try:
+        with translated(DomainDefineFailed, "the hypervisor does not say what this host has"):
             connection = self._connection.use()
             _, memory_mib, cpus, *_ = connection.getInfo()
             guests = [domain.info() for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)]
             capabilities = connection.getDomainCapabilities(None, None, "q35", None, 0)
-        except libvirt.libvirtError as error:
-            raise DomainDefineFailed(f"the hypervisor does not say what this host has: {error}") from error
         vcpus = xml_document.parse(capabilities, "what libvirt says a domain can have", wrong=DomainDefineFailed).find("vcpu")
         return Capacity(
             memory_bytes=memory_mib * MIB,
@@ -401,17 +399,8 @@ class LibvirtHost:
             self._serial_logs.mkdir(parents=True, exist_ok=True)
             self._trimmer = load().virEventAddTimeout(TRIM_EVERY_MS, lambda *_: console.trim(self._serial_logs), None)
 
-    def _find(self, lookup: Literal["lookupByName", "lookupByUUIDString"], key: str) -> Any | None:
-        """The domain, or None. It is looked up each time, as it may have been redefined or removed meanwhile."""
-        connected = self._connection.use()
-        libvirt = load()
-        with translated(Internal, f"the hypervisor does not say whether it has {key}"):
-            try:
-                return getattr(connected, lookup)(key)
-            except libvirt.libvirtError as error:
-                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                    return None
-                raise
+    def _find(self, lookup: Lookup, key: str) -> Any | None:
+        return find_domain(self._connection, lookup, key)
 
     def console_log(self, uuid: UUID) -> Path:
         return self._serial_logs / f"synvirt-{uuid}.log"

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from synvirt.errors import DomainDefineFailed, HypervisorAway, Internal, SynvirtError
@@ -57,6 +57,9 @@ swtpm_group = "{user.tpm[1]}"
 dynamic_ownership = 1
 seccomp_sandbox = 1
 """
+
+
+Lookup = Literal["lookupByName", "lookupByUUIDString"]
 
 
 def short_root(uri: str) -> Path | None:
@@ -153,6 +156,19 @@ def translated(error: type[SynvirtError], doing: str, hint: Callable[[str], str 
         if libvirt_library.is_lost(cause):
             raise HypervisorAway(f"{doing}: {cause.get_error_message() or cause}", hint=_AWAY_HINT) from cause
         raise error(f"{doing}: {cause.get_error_message() or cause}", hint=hint(str(cause))) from cause
+
+
+def find_domain(connection: Connection, lookup: Lookup, key: str) -> Any | None:
+    """The virDomain; None, if there is none. Look it up for each use: it may have been redefined or removed meanwhile, and one
+    of a connection that was lost answers no more. Internal, HypervisorAway."""
+    connected, libvirt = connection.use(), load()
+    with translated(Internal, f"the hypervisor does not say whether it has {key}"):
+        try:
+            return getattr(connected, lookup)(key)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
+                return None
+            raise
 
 
 # libvirt's own record of a running domain (src/conf/domain_conf.c, virDomainObjFormat).

@@ -8,11 +8,11 @@ from typing import Any
 
 from synvirt.backups.restores.domain import ReadXml, read_here
 from synvirt.destinations import Destination
-from synvirt.errors import DiskWriteFailed, Internal
+from synvirt.errors import DiskWriteFailed
 from synvirt.hypervisor import Hypervisor
 from synvirt.jobs.exports import Exports
 from synvirt.kvm import handing, qemu_user
-from synvirt.kvm.connection import Connection, load, translated
+from synvirt.kvm.connection import Connection, Lookup, find_domain, load
 from synvirt.kvm.qemu_user import embedded_root
 
 # The user of swtpm under the host's own libvirtd (swtpm_user of qemu.conf).
@@ -60,16 +60,8 @@ class RestoreHost:
             raise DiskWriteFailed(f"there is no destination {name} any more", hint="put it back into the settings")
         return self.destinations[name]
 
-    def domain(self, lookup: str, key: str) -> Any | None:
-        """The domain, by `lookupByName` or `lookupByUUIDString`; None, if there is none."""
-        libvirt = load()
-        with translated(Internal, f"the hypervisor does not say whether it has {key}"):
-            try:
-                return getattr(self.connection.use(), lookup)(key)
-            except libvirt.libvirtError as error:
-                if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
-                    return None
-                raise
+    def domain(self, lookup: Lookup, key: str) -> Any | None:
+        return find_domain(self.connection, lookup, key)
 
     def has_network(self, name: str) -> bool:
         """Whether the network exists. The embedded driver has no networks."""

@@ -22,7 +22,7 @@ from synvirt.cage.launch import image_tool
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
 from synvirt.kvm import qemu_user
-from synvirt.kvm.connection import Connection, load, translated
+from synvirt.kvm.connection import Connection, find_domain, load, translated
 from synvirt.kvm.qemu_user import embedded_root
 from synvirt.live.libvirt import backup as jobs
 from synvirt.live.libvirt import scratch
@@ -176,15 +176,8 @@ class ByJob:
         domain.checkpointLookupByName(name).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
     def _domain(self, made: Made) -> Any | None:
-        """The domain. None, if it is gone: nothing of ours is left then."""
-        libvirt = load()
-        with translated(Internal, f"the hypervisor does not say whether it has {made.vm_id}"):
-            try:
-                return self._connection.use().lookupByUUIDString(made.vm_id)
-            except libvirt.libvirtError as error:
-                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                    return None
-                raise
+        """None, if it is gone: nothing of ours is left then."""
+        return find_domain(self._connection, "lookupByUUIDString", made.vm_id)
 
     def _end(self, made: Made) -> None:
         domain = self._domain(made)

@@ -23,7 +23,7 @@ from synvirt.backups.orders import ChangesSpec
 from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import BackupNotFound, Cancelled, Internal, SynvirtError
-from synvirt.kvm.connection import Connection, load, translated
+from synvirt.kvm.connection import Connection, find_domain, translated
 from synvirt.model.values import now
 from synvirt.nearest import in_short
 from synvirt.repository.manifest import Manifest, Mark
@@ -124,7 +124,7 @@ class Sources:
     @contextlib.contextmanager
     def open(self, ask: Ask) -> Iterator[Guest]:
         """The guest of that name or UUID, held at one moment. BackupNotFound, QuiesceFailed, Source…"""
-        domain = found(self._connection.use(), ask.vm_id)
+        domain = found(self._connection, ask.vm_id)
         vm_id = _uuid(domain, ask.vm_id)
         with self.alone(vm_id, ask.stop):
             self._sweep(vm_id)
@@ -141,7 +141,7 @@ class Sources:
 
     def id_of(self, vm_id: str) -> str:
         """The UUID of the guest of that name or UUID. BackupNotFound."""
-        return _uuid(found(self._connection.use(), vm_id), vm_id)
+        return _uuid(found(self._connection, vm_id), vm_id)
 
     def forget(self, job_id: UUID) -> None:
         """Removes the marks of a removed job, as at the start. What cannot be reached now is tried again at the next start."""
@@ -240,16 +240,11 @@ def _failure_logged(made: Made) -> Iterator[None]:
         _log.warning("what a run made is not gone", guest=made.vm_id, name=made.name, cause=error.detail)
 
 
-def found(connection: Any, vm_id: str) -> Any:
+def found(connection: Connection, vm_id: str) -> Any:
     """The domain of that name or UUID. BackupNotFound."""
-    libvirt = load()
-    for lookup in ("lookupByName", "lookupByUUIDString"):
-        with translated(Internal, f"the hypervisor does not say whether it has {vm_id}"):
-            try:
-                return getattr(connection, lookup)(vm_id)
-            except libvirt.libvirtError as error:
-                if error.get_error_code() not in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
-                    raise
+    domain = find_domain(connection, "lookupByName", vm_id) or find_domain(connection, "lookupByUUIDString", vm_id)
+    if domain is not None:
+        return domain
     raise BackupNotFound(f"this host has no domain {vm_id}", hint="vm_ids are names or UUIDs of this host's libvirt")
 
 
