@@ -5,10 +5,19 @@ libvirt has one event loop per process. It must run before the first connection:
 
 import contextlib
 import os
+import re
 import threading
 from typing import Any
 
 from synvirt.errors import SynvirtError
+
+# libvirt's name for the thread in which a new libvirtd takes up a domain. One that ended as it began a backup has noted the
+# job, and not the rest of it (9.0): the next one holds the lock for that job, and neither goes on with it nor ends it.
+_TAKEN_UP = re.compile(r"held by monitor=init-")
+TAKEN_UP_HINT = (
+    "its libvirtd ended in the middle of an operation on this domain, and the new one may hold the lock without end: if that "
+    "lasts for minutes, shut the guest down on its host, restart libvirtd, and start the guest"
+)
 
 _lock = threading.Lock()
 _loop: threading.Thread | None = None
@@ -45,6 +54,11 @@ def is_lost(error: Any) -> bool:
     """Whether the connection was lost during the call: the libvirtError is of libvirt's own transport, for example «End of file
     while reading data». What was asked may have been done."""
     return bool(error.get_error_domain() == module().VIR_FROM_RPC)
+
+
+def taken_up_hint(message: str) -> str | None:
+    """For an error of that text: what to do about a lock that may be held without end; None, where it is another error."""
+    return TAKEN_UP_HINT if _TAKEN_UP.search(message) else None
 
 
 def _run_for_ever(libvirt: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from synvirt.errors import Internal, SourceUnreachable
+from synvirt.kvm.connection import translated
+from synvirt.kvm.library import TAKEN_UP_HINT
 from synvirt.live import SourceAccess
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt import domain as domains
@@ -22,13 +24,14 @@ XML = """
 """
 # As libvirt says it: the holder's name must not be taken for a word about snapshots.
 BUSY = "Timed out during operation: cannot acquire state change lock (held by monitor=remoteDispatchDomainSnapshotNum)"
+TAKEN_UP = "Timed out during operation: cannot acquire state change lock (held by monitor=init-web)"
 LOST = "End of file while reading data: Input/output error"
 
 
 def _domain(libvirt: Any, said: str, deleted: list[int]) -> Any:
     """Questions about it are answered; what needs its lock is not, or the connection is lost."""
     lost = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC)
-    kind = {BUSY: (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_FROM_QEMU), LOST: lost}[said]
+    kind = lost if said == LOST else (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_FROM_QEMU)
 
     def refuse(*_: object) -> None:
         error = libvirt.libvirtError(said)
@@ -64,7 +67,7 @@ def _domain(libvirt: Any, said: str, deleted: list[int]) -> Any:
     ],
     ids=["snapshot", "enable_cbt", "cleanup", "start", "inspect"],
 )
-@pytest.mark.parametrize(("said", "hint"), [(BUSY, BUSY_HINT), (LOST, LOST_HINT)], ids=["busy", "lost"])
+@pytest.mark.parametrize(("said", "hint"), [(BUSY, BUSY_HINT), (TAKEN_UP, TAKEN_UP_HINT), (LOST, LOST_HINT)])
 def test_a_domain_of_which_nothing_was_said_is_asked_again_later(use: Callable[[Any], object], said: str, hint: str) -> None:
     libvirt = need_libvirt()
     host = Host(*FORM.read(SourceAccess("qemu:///system", {}, {})))
@@ -73,3 +76,11 @@ def test_a_domain_of_which_nothing_was_said_is_asked_again_later(use: Callable[[
         use(_domain(libvirt, said, deleted))
     assert found.value.hint == hint
     assert deleted in ([], [0])  # a checkpoint's bitmap is not given up for that
+
+
+@pytest.mark.parametrize(("said", "hint"), [(BUSY, None), (TAKEN_UP, TAKEN_UP_HINT)])
+def test_a_lock_of_this_host_that_may_be_held_without_end_is_explained(said: str, hint: str | None) -> None:
+    domain = _domain(need_libvirt(), said, [])
+    with pytest.raises(Internal) as found, translated(Internal, "the guest is not read"):
+        domain.backupBegin()
+    assert found.value.hint == hint

@@ -21,12 +21,12 @@ from synvirt.errors import (
     SourceUnreachable,
     SynvirtError,
 )
+from synvirt.kvm.library import TAKEN_UP_HINT
 from synvirt.live import GuestStaysOn, LiveAdapter
 from synvirt.live.folder import sweep_folders
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.adapter import PROBE
 from synvirt.live.libvirt.domain import start_to_read
-from synvirt.live.libvirt.host import TAKEN_UP_HINT
 from synvirt.sizes import MIB
 from tests.real.libvirt_remote.one_job import OneJob, ask, inspected, local
 from tests.running.processes import command_line

@@ -41,13 +41,6 @@ KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX = 5, 3
 # The sockets of a host's libvirt: of the one daemon, or of the modular one.
 SOCKETS: Final = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 BUSY_HINT: Final = "another operation on this domain is under way there: try again when it is over"
-# libvirt's name for the thread in which a new libvirtd takes up a domain. One that ended as it began a backup has noted the
-# job, and not the rest of it (9.0): the next one holds the lock for that job, and neither goes on with it nor ends it.
-_TAKEN_UP: Final = re.compile(r"held by monitor=init-")
-TAKEN_UP_HINT: Final = (
-    "its libvirtd ended in the middle of an operation on this domain, and the new one may hold the lock without end: if that "
-    "lasts for minutes, shut the guest down there, restart libvirtd, and start the guest"
-)
 LOST_HINT: Final = "the connection was lost; is the host up, and its libvirtd running?"
 # Without names that ssh would read as an option, or that no host has.
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*")
@@ -187,7 +180,7 @@ class Host:
         if (lacking := self.lacking(error)) is not None:
             return AuthFailed(detail, hint=lacking)
         if _busy(error):
-            return SourceUnreachable(detail, hint=TAKEN_UP_HINT if _TAKEN_UP.search(detail) else BUSY_HINT)
+            return SourceUnreachable(detail, hint=libvirt_library.taken_up_hint(detail) or BUSY_HINT)
         return otherwise(detail, hint=hint)
 
     def lacking(self, error: Any) -> str | None:
