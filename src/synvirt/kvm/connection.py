@@ -156,7 +156,7 @@ def translated(error: type[SynvirtError], doing: str, hint: Callable[[str], str 
         detail = f"{doing}: {cause.get_error_message() or cause}"
         if libvirt_library.is_lost(cause):
             raise HypervisorAway(detail, hint=_AWAY_HINT) from cause
-        raise error(detail, hint=hint(str(cause)) or libvirt_library.taken_up_hint(detail)) from cause
+        raise error(detail, hint=hint(str(cause)) or libvirt_library.endless_lock_hint(detail)) from cause
 
 
 def find_domain(connection: Connection, lookup: Lookup, key: str) -> Any | None:

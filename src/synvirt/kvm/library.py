@@ -11,13 +11,21 @@ from typing import Any
 
 from synvirt.errors import SynvirtError
 
-# libvirt's name for the thread in which a new libvirtd takes up a domain. One that ended as it began a backup has noted the
-# job, and not the rest of it (9.0): the next one holds the lock for that job, and neither goes on with it nor ends it.
-_TAKEN_UP = re.compile(r"held by monitor=init-")
+# Locks that libvirt (9.0) may hold without end, as a libvirtd before was killed in the middle of a call, by its words.
 TAKEN_UP_HINT = (
     "its libvirtd ended in the middle of an operation on this domain, and the new one may hold the lock without end: if that "
     "lasts for minutes, shut the guest down on its host, restart libvirtd, and start the guest"
 )
+UNBORN_HINT = (
+    "its libvirtd may have ended as it started this domain, and the new one waits for a guest that was never there: if that "
+    "lasts for minutes, stop libvirtd on its host, remove the domain's file in /run/libvirt/qemu, and start libvirtd"
+)
+_ENDLESS = {
+    # A backup that began: noted is the job, and not the rest of it. init-NAME is the thread that takes a domain up.
+    re.compile(r"held by monitor=init-"): TAKEN_UP_HINT,
+    # A guest that was started: noted is no process, and nobody holds the lock by name.
+    re.compile(r"cannot acquire state change lock$"): UNBORN_HINT,
+}
 
 _lock = threading.Lock()
 _loop: threading.Thread | None = None
@@ -56,9 +64,9 @@ def is_lost(error: Any) -> bool:
     return bool(error.get_error_domain() == module().VIR_FROM_RPC)
 
 
-def taken_up_hint(message: str) -> str | None:
+def endless_lock_hint(message: str) -> str | None:
     """For an error of that text: what to do about a lock that may be held without end; None, where it is another error."""
-    return TAKEN_UP_HINT if _TAKEN_UP.search(message) else None
+    return next((hint for said, hint in _ENDLESS.items() if said.search(message)), None)
 
 
 def _run_for_ever(libvirt: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from synvirt.errors import Internal, SourceUnreachable
 from synvirt.kvm.connection import translated
-from synvirt.kvm.library import TAKEN_UP_HINT
+from synvirt.kvm.library import TAKEN_UP_HINT, UNBORN_HINT
 from synvirt.live import SourceAccess
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt import domain as domains
@@ -25,6 +25,8 @@ XML = """
 # As libvirt says it: the holder's name must not be taken for a word about snapshots.
 BUSY = "Timed out during operation: cannot acquire state change lock (held by monitor=remoteDispatchDomainSnapshotNum)"
 TAKEN_UP = "Timed out during operation: cannot acquire state change lock (held by monitor=init-web)"
+UNBORN = "Timed out during operation: cannot acquire state change lock"
+ENDLESS = [(TAKEN_UP, TAKEN_UP_HINT), (UNBORN, UNBORN_HINT)]
 LOST = "End of file while reading data: Input/output error"
 
 
@@ -67,7 +69,7 @@ def _domain(libvirt: Any, said: str, deleted: list[int]) -> Any:
     ],
     ids=["snapshot", "enable_cbt", "cleanup", "start", "inspect"],
 )
-@pytest.mark.parametrize(("said", "hint"), [(BUSY, BUSY_HINT), (TAKEN_UP, TAKEN_UP_HINT), (LOST, LOST_HINT)])
+@pytest.mark.parametrize(("said", "hint"), [(BUSY, BUSY_HINT), (LOST, LOST_HINT), *ENDLESS])
 def test_a_domain_of_which_nothing_was_said_is_asked_again_later(use: Callable[[Any], object], said: str, hint: str) -> None:
     libvirt = need_libvirt()
     host = Host(*FORM.read(SourceAccess("qemu:///system", {}, {})))
@@ -78,7 +80,7 @@ def test_a_domain_of_which_nothing_was_said_is_asked_again_later(use: Callable[[
     assert deleted in ([], [0])  # a checkpoint's bitmap is not given up for that
 
 
-@pytest.mark.parametrize(("said", "hint"), [(BUSY, None), (TAKEN_UP, TAKEN_UP_HINT)])
+@pytest.mark.parametrize(("said", "hint"), [(BUSY, None), *ENDLESS])
 def test_a_lock_of_this_host_that_may_be_held_without_end_is_explained(said: str, hint: str | None) -> None:
     domain = _domain(need_libvirt(), said, [])
     with pytest.raises(Internal) as found, translated(Internal, "the guest is not read"):

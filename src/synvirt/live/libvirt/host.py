@@ -180,7 +180,7 @@ class Host:
         if (lacking := self.lacking(error)) is not None:
             return AuthFailed(detail, hint=lacking)
         if _busy(error):
-            return SourceUnreachable(detail, hint=libvirt_library.taken_up_hint(detail) or BUSY_HINT)
+            return SourceUnreachable(detail, hint=libvirt_library.endless_lock_hint(detail) or BUSY_HINT)
         return otherwise(detail, hint=hint)
 
     def lacking(self, error: Any) -> str | None:
