@@ -59,7 +59,7 @@ def test_a_hypervisor_that_is_away_for_a_moment_is_waited_for_but_not_at_a_start
     ledger.record(run, "domain", "web")
     ledger.sweep_all()
     assert (away, len(ledger.of(run))) == ([2], 1)
-    assert ledger.sweep(run)
+    assert ledger.sweep(run, away_s=60)
     assert (away, ledger.of(run)) == ([0], [])
     ledger.record(run, "domain", "web")
     away[0] = 1_000_000

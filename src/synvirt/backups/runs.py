@@ -33,7 +33,7 @@ from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
 from synvirt.errors import BackupConflict, Cancelled, HypervisorAway, Interrupted, PersistFailed, SynvirtError
 from synvirt.jobs.board import Figures
 from synvirt.jobs.instant import AGAIN_S, GuestWrites, is_started, refuse_loss
-from synvirt.jobs.ledger import Ledger
+from synvirt.jobs.ledger import SWEEP_AWAY_S, Ledger
 from synvirt.jobs.runner import STORE_PAUSE_S, Runner, in_a_thread
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
@@ -333,7 +333,7 @@ class Runs:
                 if error is not None and self._is_cut(run_id):
                     self._save(under_way.now(), announced=False)
                 else:
-                    self._end(under_way.now(), error)
+                    self._end(under_way.now(), error, away_s=SWEEP_AWAY_S)
             except PersistFailed as away:
                 _log.warning("the store is away; the run's end waits", cause=away.detail)
             except SynvirtError as wrong:
@@ -354,12 +354,12 @@ class Runs:
             self._begun.pop(run_id, None)
         self.figures.unpin(run_id)
 
-    def _end(self, run: BackupRun, error: Exception | None) -> None:
+    def _end(self, run: BackupRun, error: Exception | None, *, away_s: float = 0.0) -> None:
         if error is not None:
             # This comes first: the memory would be wrong as soon as anything is removed, and a half undone run must not
             # continue.
             self._memory.forget(run.id)
-            self._ledger.sweep(run.id)
+            self._ledger.sweep(run.id, away_s=away_s)
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
         ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
         progress = run.progress.stopped()

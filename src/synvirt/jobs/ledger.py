@@ -20,8 +20,9 @@ from synvirt.store.ledger import LedgerEntry, LedgerRows, Owner, OwnerKind
 
 log = structlog.get_logger(__name__)
 
-# A guest that is not removed while libvirtd is restarted would run until the service's next start.
-AWAY_S, LOOK_AGAIN_S = 60.0, 1.0
+# How long the thread of a job waits for a hypervisor that is away: a guest that it does not remove would run until the next
+# start of the service. A start does not wait.
+SWEEP_AWAY_S, LOOK_AGAIN_S = 60.0, 1.0
 
 # Undoes what an owner made under a name.
 Undo = Callable[[UUID, str], None]
@@ -82,7 +83,7 @@ class Ledger:
         """Replaces all entries of the owner in one step. From then on things are undone in another way."""
         self._rows.replace(self._owner(owner_id), entries, host=self._host)
 
-    def sweep(self, owner_id: UUID, *, then: Sequence[LedgerEntry] = (), away_s: float = AWAY_S) -> bool:
+    def sweep(self, owner_id: UUID, *, then: Sequence[LedgerEntry] = (), away_s: float = 0.0) -> bool:
         """Undoes all entries. Whether nothing is left. Never raises, so that its user sees why the owner failed. The entries of
         all undone things are deleted in one step, as one entry may change what the others mean (restores/in_place.py). `then`:
         entries that are added in that step, if nothing is left. `away_s`: how long it waits for a hypervisor that is away."""
@@ -111,7 +112,7 @@ class Ledger:
         """Sweeps what a killed service left, before any owner begins. `but`: owners that go on, and are not swept."""
         for owner in dict.fromkeys(owner for owner, _ in self._rows.owned(self._of, host=self._host)):
             if owner.id not in but:
-                self.sweep(owner.id, away_s=0)
+                self.sweep(owner.id)
 
     def _undone(self, owner_id: UUID, entry: LedgerEntry, until: float) -> None:
         while True:

@@ -64,7 +64,8 @@ def test_the_ledger_turns_with_all_that_is_left_to_do_before_any_disk_is_taken(
 ) -> None:
     calls: list[object] = []
 
-    def swept(_run_id: UUID, *, then: tuple[LedgerEntry, ...]) -> bool:
+    def swept(_run_id: UUID, *, then: tuple[LedgerEntry, ...], away_s: float) -> bool:
+        assert away_s > 0
         calls.append([entry.kind for entry in then])
         return True
 

@@ -3,14 +3,16 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Any, Literal
 from uuid import uuid4
 
 import pytest
 
 from synvirt.backups.sources.bitmap import ByJob
 from synvirt.backups.sources.guest import Ask, Sources
+from synvirt.backups.sources.guest import Guest as Held
 from synvirt.backups.sources.made import MadeRows
 from synvirt.disks import open_reader
 from synvirt.errors import HypervisorAway, Internal
@@ -37,64 +39,70 @@ def host() -> Iterator[LibvirtLab]:
         yield running
 
 
+class Service:
+    """What a service reads the host's guests by. `reported`: what it is told of a run."""
+
+    def __init__(self, host: LibvirtLab, folder: Path) -> None:
+        self.uri, self.reported = f"qemu+unix:///system?socket={host.socket}", list[str]()
+        self._store = Store(f"sqlite:///{folder / 'test.db'}")
+        self.ledger, self.connection = MadeRows(self._store.backups.ledger, host="local"), Connection(self.uri, lambda: None)
+        way = ByJob(self.connection, self.ledger, folder=lambda: host.folder / "scratch", tpm_folder=lambda: folder)
+        self._sources = Sources(self.connection, self.ledger, (way,))
+
+    def reads(self, domain: Any, quiesce: Literal["off", "require"]) -> AbstractContextManager[Held]:
+        ask = Ask(
+            vm_id=domain.name(),
+            job_id=uuid4(),
+            quiesce=quiesce,
+            base=lambda _: None,
+            move=self.reported.append,
+            warn=lambda code, _: self.reported.append(code),
+            stop=lambda: False,
+        )
+        return self._sources.open(ask)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._store.close()
+
+
+@pytest.fixture
+def service(host: LibvirtLab, tmp_path: Path) -> Iterator[Service]:
+    with closing(Service(host, tmp_path)) as made:
+        yield made
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_libvirtd_that_restarts_while_a_guest_is_read_costs_nothing(host: LibvirtLab, tmp_path: Path) -> None:
+def test_a_libvirtd_that_restarts_while_a_guest_is_read_costs_nothing(host: LibvirtLab, service: Service) -> None:
     domain = host.domain(host.disk())
     domain.create()
-    uri, store = f"qemu+unix:///system?socket={host.socket}", Store(f"sqlite:///{tmp_path / 'test.db'}")
-    ledger, connection = MadeRows(store.backups.ledger, host="local"), Connection(uri, lambda: None)
-    way = ByJob(connection, ledger, folder=lambda: host.folder / "scratch", tpm_folder=lambda: tmp_path)
-    ask = Ask(
-        vm_id=domain.name(),
-        job_id=uuid4(),
-        quiesce="off",
-        base=lambda _: None,
-        move=lambda _: None,
-        warn=lambda *_: None,
-        stop=lambda: False,
-    )
-    with Sources(connection, ledger, (way,)).open(ask) as held:
+    with service.reads(domain, "off") as held:
         host.stop_libvirtd()
         host.start_libvirtd()
         held.check_unchanged()
     domain = host.connection.lookupByUUIDString(domain.UUIDString())
     assert host.snapshots(domain) == []
     assert list((host.folder / "scratch").iterdir()) == []
-    assert ledger.all() == []
+    assert service.ledger.all() == []
     # What is asked of a connection that is lost may be asked again.
-    lost = connection.use()
+    lost = service.connection.use()
     host.stop_libvirtd()
     with pytest.raises(HypervisorAway), translated(Internal, "the hypervisor does not say its name"):
         lost.getHostname()
     with pytest.raises(HypervisorAway):
-        connection.use()
+        service.connection.use()
     host.start_libvirtd()
-    assert connection.use().getHostname()
-    connection.close()
-    store.close()
+    assert service.connection.use().getHostname()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_guest_of_a_libvirtd_is_quiesced_and_never_left_frozen(host: LibvirtLab, sample: Sample, tmp_path: Path) -> None:
+def test_a_guest_of_a_libvirtd_is_quiesced_and_never_left_frozen(host: LibvirtLab, sample: Sample, service: Service) -> None:
     guest = Guest(host, sample)
-    uri, store = f"qemu+unix:///system?socket={host.socket}", Store(f"sqlite:///{tmp_path / 'test.db'}")
-    ledger, connection = MadeRows(store.backups.ledger, host="local"), Connection(uri, lambda: None)
-    reported: list[str] = []
-    way = ByJob(connection, ledger, folder=lambda: host.folder / "scratch", tpm_folder=lambda: tmp_path)
-    ask = Ask(
-        vm_id=guest.domain.name(),
-        job_id=uuid4(),
-        quiesce="require",
-        base=lambda _: None,
-        move=reported.append,
-        warn=lambda code, _: reported.append(code),
-        stop=lambda: False,
-    )
-    with Sources(connection, ledger, (way,)).open(ask) as held:
+    with service.reads(guest.domain, "require") as held:
         assert (held.quiesced, held.consistency, held.way) == (True, "filesystem", "bitmap")
-        assert reported == ["quiescing", "snapshotting"]
+        assert service.reported == ["quiescing", "snapshotting"]
         assert guest.ask("guest-fsfreeze-status") == "thawed"
         with closing(open_reader(held.disks[0].spec)) as reader:
             sector = bytearray(512)
@@ -103,15 +111,13 @@ def test_a_guest_of_a_libvirtd_is_quiesced_and_never_left_frozen(host: LibvirtLa
         held.check_unchanged()
     assert host.snapshots(guest.domain) == []
     assert list((host.folder / "scratch").iterdir()) == []
-    assert ledger.all() == []
+    assert service.ledger.all() == []
 
-    argv = [sys.executable, "-c", HOLDS, uri, guest.domain.name()]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as service:
-        assert service.stdout is not None
-        assert service.stdout.readline() == "held\n"
+    argv = [sys.executable, "-c", HOLDS, service.uri, guest.domain.name()]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == "held\n"
         assert guest.ask("guest-fsfreeze-status") == "frozen"
-        service.kill()
+        holding.kill()
     until(lambda: guest.ask("guest-fsfreeze-status") == "thawed")
     assert guest.run("/bin/busybox", "sh", "-c", "echo alive > /alive && /bin/busybox cat /alive") == "alive\n"
-    connection.close()
-    store.close()

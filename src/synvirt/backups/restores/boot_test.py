@@ -42,7 +42,7 @@ from synvirt.errors import (
 )
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
-from synvirt.jobs.ledger import Ledger, Undo
+from synvirt.jobs.ledger import SWEEP_AWAY_S, Ledger, Undo
 from synvirt.model.job import Domain
 from synvirt.model.values import now
 from synvirt.programs import ProgramFailed, run
@@ -72,7 +72,7 @@ class BootTesting:
     def test(self, under_way: UnderWay, point: RestorePoint) -> None:
         """Tests the point. BootTestFailed, if the guest did not boot; any other error means that it could not be tested."""
         run_id = under_way.run.id
-        if not self._ledger.sweep(run_id):
+        if not self._ledger.sweep(run_id, away_s=SWEEP_AWAY_S):
             raise Interrupted("what the test had made before the service ended cannot be removed", hint="see the service's log")
         found = self._memory.mark(run_id, BootTest) or self._found(under_way, point)
         self._points.put(self._points.get(point.id).model_copy(update={"boot_test": found}))
@@ -88,7 +88,7 @@ class BootTesting:
                 found = self._booted(under_way, domain, point)
                 self._memory.put_mark(run_id, found)
             finally:
-                self._ledger.sweep(run_id)  # the guest first, then the export of its disks
+                self._ledger.sweep(run_id, away_s=SWEEP_AWAY_S)  # the guest first, then the export of its disks
         return found
 
     def _domain(

@@ -61,6 +61,7 @@ class RestoreHost:
         return self.destinations[name]
 
     def domain(self, lookup: Lookup, key: str) -> Any | None:
+        """As `find_domain`."""
         return find_domain(self.connection, lookup, key)
 
     def has_network(self, name: str) -> bool:

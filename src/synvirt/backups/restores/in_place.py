@@ -49,7 +49,7 @@ from synvirt.errors import (
     SourceUnsupported,
     SynvirtError,
 )
-from synvirt.jobs.ledger import Ledger, Order, Undo
+from synvirt.jobs.ledger import SWEEP_AWAY_S, Ledger, Order, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.kvm.connection import load, translated
 from synvirt.repository.manifest import Manifest
@@ -323,7 +323,7 @@ class _Restored:
                 self._under_way.warn(NO_WAY_BACK, text, self._vm_id)
             self._ledger.replace(self._run_id, tuple(forward[: len(self._swaps)]))
             raise present.running(self._look_up())  # even if it is off again by now: it has its old files
-        if not self._ledger.sweep(self._run_id, then=(LedgerEntry(RESTORED, self._vm_id),)):
+        if not self._ledger.sweep(self._run_id, then=(LedgerEntry(RESTORED, self._vm_id),), away_s=SWEEP_AWAY_S):
             raise Internal(
                 "the disks are restored, and the rest is not finished: see the service's log",
                 hint="it is finished at the service's next start; leave the guest off until then",

@@ -243,9 +243,9 @@ def _failure_logged(made: Made) -> Iterator[None]:
 def found(connection: Connection, vm_id: str) -> Any:
     """The domain of that name or UUID. BackupNotFound."""
     domain = find_domain(connection, "lookupByName", vm_id) or find_domain(connection, "lookupByUUIDString", vm_id)
-    if domain is not None:
-        return domain
-    raise BackupNotFound(f"this host has no domain {vm_id}", hint="vm_ids are names or UUIDs of this host's libvirt")
+    if domain is None:
+        raise BackupNotFound(f"this host has no domain {vm_id}", hint="vm_ids are names or UUIDs of this host's libvirt")
+    return domain
 
 
 def _warn_of_snapshots(domain: Any, ask: Ask) -> None:
