@@ -1,5 +1,6 @@
 """The folder of a service, copied as a kill would leave it at that moment."""
 
+import os
 import shutil
 import subprocess
 import threading
@@ -63,7 +64,8 @@ def _at_rest(folder: Path) -> dict[Path, tuple[int, int, int]]:
 def _files(folder: Path) -> dict[Path, tuple[int, int, int]]:
     """Without what SQLite maps into memory (-shm), which it makes again from its log."""
     found = {}
-    for path in (folder, *folder.rglob("*")):
+    # `walk` leaves out a folder that is removed meanwhile, where Path.rglob raises.
+    for path in (folder, *(Path(at, name) for at, folders, files in os.walk(folder) for name in (*folders, *files))):
         try:
             about = path.lstat()
         except FileNotFoundError:  # removed meanwhile: its folder says so
