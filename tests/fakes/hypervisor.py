@@ -50,7 +50,8 @@ class FakeHypervisor:
         self.fail = fail
         self.boots_from = boots_from
         self.has = Capacity(64 * GIB, 16, vcpus_max=288)
-        # How many more times it does not answer.
+        self.default_network = "user"
+        # How many more calls it does not answer.
         self.away = 0
         self.source_away = False
         self.is_full = False
@@ -68,9 +69,11 @@ class FakeHypervisor:
         return made
 
     def networks(self) -> list[str]:
-        return ["user", "network:default", "bridge:br0"]
+        self._check_answers()
+        return [self.default_network, "network:default", "bridge:br0"]
 
     def capacity(self) -> Capacity:
+        self._check_answers()
         running = [ET.fromstring(one.domain.xml) for one in self.domains.values() if one.running]
         return replace(
             self.has,
@@ -113,13 +116,15 @@ class FakeHypervisor:
         return HOST.accelerator == "tcg"
 
     def check_free(self, wanted: Identity) -> None:
+        self._check_answers()
         with self._lock:
             self._check_free(wanted)
 
     def _check_answers(self) -> None:
+        """Called by all that asks libvirt, as a daemon may be away. (`wait_until_booted` waits for that itself.)"""
         if self.away:
             self.away -= 1
-            raise HypervisorAway("client socket is closed")
+            raise HypervisorAway("client socket is closed", hint="this host's libvirtd was restarted")
 
     def define(self, domain: Domain) -> None:
         self._check_answers()
@@ -143,6 +148,7 @@ class FakeHypervisor:
             self.domains[uuid].started = True
 
     def lived(self, uuid: UUID) -> Lived | None:
+        self._check_answers()
         found = self.domains.get(uuid)
         return None if found is None else Lived(runs=found.running, trace="its console has a log" if found.started else None)
 
@@ -165,14 +171,17 @@ class FakeHypervisor:
             time.sleep(0.01)
 
     def picture(self, uuid: UUID) -> bytes | None:
+        self._check_answers()
         found = self.domains.get(uuid)
         return PICTURE if found is not None and found.running else None
 
     def guest_facts(self, uuid: UUID) -> dict[str, str]:
+        self._check_answers()
         return dict(self.facts)
 
     def machine_facts(self, machine: Machine) -> tuple[dict[str, str], dict[str, str]]:
         """The disks' sizes are those of their files."""
+        self._check_answers()
         xml = self.domains[uuid_of(machine)].domain.xml
         sizes = {}
         for disk in ET.fromstring(xml).iterfind("devices/disk"):
@@ -182,15 +191,18 @@ class FakeHypervisor:
         return facts.of_source(machine), facts.of_domain(xml, machine, sizes)
 
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
+        self._check_answers()
         if not self.domains[uuid].running:
             raise GuestBootFailed("the agent does not answer")
         return f"{path} of {uuid}\n".encode()
 
     def addresses(self, uuid: UUID) -> list[str]:
+        self._check_answers()
         return []
 
     def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
         """`true` and `false` are all that its guests have."""
+        self._check_answers()
         return 0 if argv[0] == "true" else 1
 
     def lay(self, volume: Volume, size_bytes: int) -> None:
@@ -200,6 +212,7 @@ class FakeHypervisor:
         Path(volume.early.top).write_bytes(b"")
 
     def resume(self, uuid: UUID) -> Paused | None:
+        self._check_answers()
         found = self.domains.get(uuid)
         if found is None or not found.running or not found.held_up:
             return None
@@ -215,6 +228,7 @@ class FakeHypervisor:
                 _put(Path(found.on[disk]), offset, content)
 
     def onto_volumes(self, uuid: UUID, volumes: list[Volume], stop: Callable[[], bool]) -> None:
+        self._check_answers()
         with self._lock:
             if self.fail == "pivot":
                 raise DiskWriteFailed("the fake hypervisor cannot commit")
@@ -234,6 +248,7 @@ class FakeHypervisor:
         self.screenshots.pop(job_id, None)
 
     def undefine(self, uuid: UUID, job_id: UUID) -> None:
+        self._check_answers()
         with self._lock:
             if uuid in self.domains and identity_of(self.domains[uuid].domain.xml).job_id == str(job_id):
                 del self.domains[uuid]

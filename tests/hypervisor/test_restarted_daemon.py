@@ -1,5 +1,7 @@
 """A guest boots on while its libvirtd is restarted, as by an upgrade of the host's packages."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.errors import DomainDefineFailed, GuestBootFailed
+from synvirt.errors import DomainDefineFailed, GuestBootFailed, HypervisorAway
 from synvirt.hypervisor import eyes, libvirt_host
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.kvm import agent
@@ -92,3 +94,56 @@ def test_a_daemon_that_stays_away_ends_the_wait(libvirt: Any, monkeypatch: pytes
 def test_a_guest_that_is_gone_afterwards_has_not_booted(libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(GuestBootFailed, match="is gone"):
         booted(monkeypatch, tmp_path, daemon(libvirt), daemon(libvirt, gone=True)[0], within_s=0.2)
+
+
+def host_with(monkeypatch: pytest.MonkeyPatch, folder: Path, connection: Any) -> LibvirtHost:
+    host = LibvirtHost("qemu:///system", folder)
+    monkeypatch.setattr(host, "_connection", SimpleNamespace(use=lambda: connection))
+    return host
+
+
+def lost(libvirt: Any, *_: object) -> Any:
+    error = libvirt.libvirtError("End of file while reading data: Input/output error")
+    error.err = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC, str(error), 2, None, None, None, 0, 0)
+    raise error
+
+
+def test_the_networks_are_not_a_part_of_them(libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A plan that names one of the others would be refused, and a wave's member would fail."""
+    host = host_with(monkeypatch, tmp_path, SimpleNamespace(listAllNetworks=partial(lost, libvirt)))
+    with pytest.raises(HypervisorAway):
+        host.networks()
+
+
+def test_a_driver_without_networks_has_the_default(libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse() -> Any:
+        raise libvirt.libvirtError("this function is not supported by the connection driver")
+
+    host = host_with(monkeypatch, tmp_path, SimpleNamespace(listAllNetworks=refuse))
+    assert host.networks()[0] == "network:default"
+
+
+@pytest.mark.parametrize("ask", [LibvirtHost.addresses, LibvirtHost.guest_facts])
+@pytest.mark.parametrize("answered", [0, 1])
+def test_an_agent_that_cannot_be_asked_has_not_answered(
+    libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ask: Callable[[LibvirtHost, UUID], Any], answered: int
+) -> None:
+    """`answered`: how often it has answered when the connection is lost. A guest without an address would not be healthy."""
+    import libvirt_qemu
+
+    left = [answered]
+
+    def command(*_: object) -> str:
+        if left[0] == 0:
+            lost(libvirt)
+        left[0] -= 1
+        return '{"return": {}}'
+
+    monkeypatch.setattr(libvirt_qemu, "qemuAgentCommand", command)
+    domain = SimpleNamespace(name=lambda: "web")
+    host = host_with(monkeypatch, tmp_path, SimpleNamespace(lookupByUUIDString=lambda _: domain))
+    if ask is LibvirtHost.addresses and answered:
+        assert ask(host, GUEST) == []
+        return
+    with pytest.raises(HypervisorAway):
+        ask(host, GUEST)

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.errors import Internal
+from synvirt.errors import HypervisorAway, Internal
 from synvirt.model.checks import Check
 from synvirt.outgoing import Guard
 from synvirt.proof.health import Checker
@@ -178,3 +178,12 @@ def test_a_program_in_the_guest() -> None:
         "its command check found: hangs did not end within 2 s"
     )
     assert Checker(Guest(), HERE).trouble(command("breaks"), GUEST) == "its command check broke: RuntimeError"
+
+
+def test_a_libvirtd_that_is_away_says_nothing_of_the_guest() -> None:
+    class Away(Guest):
+        def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
+            raise HypervisorAway("client socket is closed")
+
+    with pytest.raises(HypervisorAway):
+        Checker(Away(), HERE).trouble(command("true"), GUEST)

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from synvirt.destinations import DestinationAway
 from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.fleet.facts import Facts
 from synvirt.fleet.host_side import HostSide
@@ -402,6 +403,9 @@ class Carrying:
             self._rows.put_reasons(wave.id, {member.id: f"Its source does not answer: {error.detail}"})
             if plan.source_ref.kind == "live_vm":
                 self._unreachable(plan.source_ref.source_id)
+            return False
+        except DestinationAway as error:
+            self._rows.put_reasons(wave.id, {member.id: f"Its destination is away: {error.detail}"})
             return False
         except SynvirtError as error:
             self._failed(seen, member, error.detail)

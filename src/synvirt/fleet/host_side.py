@@ -95,7 +95,7 @@ class HostSide:
             raise
         except Exception as error:
             self._pauses.begin(job.id)
-            log.exception("a guest cannot be checked now", wave=str(wave.id), member=member.id)
+            log.warning("a guest cannot be checked now", wave=str(wave.id), member=member.id, exc_info=not _is_known(error))
             waits_for = f"Its guest is not checked yet: {_cause_of(error)}"
             self._rooms.store.waves.put_reasons(wave.id, {member.id: waits_for})
 
@@ -150,7 +150,7 @@ class HostSide:
         except Exception as error:  # whatever it was, the other VMs are given back
             assert job is not None
             self._pauses.begin(job.id)
-            cause, is_known = _cause_of(error), isinstance(error, SynvirtError | TimeoutError)
+            cause, is_known = _cause_of(error), _is_known(error)
             log.warning("a VM is not given back yet", wave=str(wave.id), member=member.id, cause=cause, exc_info=not is_known)
             store.waves.put_reasons(wave.id, {member.id: f"Its source is not powered on yet: {cause}"})
             return
@@ -181,6 +181,10 @@ class HostSide:
                 await adapter.power_on(vm_id)
         finally:
             await adapter.close()
+
+
+def _is_known(error: Exception) -> bool:
+    return isinstance(error, SynvirtError | TimeoutError)
 
 
 def _cause_of(error: Exception) -> str:

@@ -65,7 +65,8 @@ class Lived:
 class Hypervisor(Protocol):
     """- `domain_xml(machine, volumes)`: the machine's domain on its present rung, with UUID, name and differences. The same
       machine always gives the same. Without volumes it is a draft.
-    - `networks()`: what a guest's card can be connected to here, as in a plan (`network:default`); the default first.
+    - `networks()`: what a guest's card can be connected to here, as in a plan (`network:default`); first the
+      `default_network`, for cards that a plan does not map. DomainDefineFailed.
     - `capacity()`: this host's resources, and how much its guests use. DomainDefineFailed.
     - `keep_variables(job_id, content)`: stores the source's UEFI variables for this job's domain; call it before `domain_xml`.
       False, where no firmware of this host can use them. `forget_variables(job_id)`: idempotent.
@@ -96,8 +97,13 @@ class Hypervisor(Protocol):
       Internal.
     - `undefine(uuid, job_id)`: stops and removes this job's domain, with its NVRAM and TPM state; idempotent. A domain of that
       UUID that belongs to no such job stays.
+
+    Of a libvirtd that is away, all that ask it raise HypervisorAway: it says nothing about the guest. `wait_until_booted` waits
+    for it instead.
     """
 
+    @property
+    def default_network(self) -> str: ...
     def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain: ...
     def networks(self) -> list[str]: ...
     def capacity(self) -> Capacity: ...

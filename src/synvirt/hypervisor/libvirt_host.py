@@ -93,8 +93,7 @@ class LibvirtHost:
         self._boot_check: Final = boot_check
         self._boot_activity_s: Final = boot_activity_s
         self._system = uri.startswith("qemu:///system")
-        # For cards that a plan does not map.
-        self._network = "network:default" if self._system else "user"
+        self.default_network: Final = "network:default" if self._system else "user"
         # The host's libvirtd has virtlogd, which limits console logs. For the embedded driver we do that.
         self._serial_logs = Path("/var/log/libvirt/qemu") if self._system else self._folder / "serial"
         self._screens = self._folder / "screens"
@@ -109,7 +108,7 @@ class LibvirtHost:
         host = Host(
             accelerator=found,
             serial_log=str(self._serial_logs / "synvirt-{uuid}.log"),
-            network=self._network,
+            network=self.default_network,
             plain_network="network" if self._system else "bridge",
             uefi=self._uefi(machine.id, _UEFI),
             uefi_secure=self._uefi(machine.id, _UEFI_SECURE),
@@ -119,9 +118,9 @@ class LibvirtHost:
         return build(machine, volumes, host)
 
     def networks(self) -> list[str]:
-        libvirt, found = load(), [self._network]
-        # The embedded driver has no networks.
-        with contextlib.suppress(libvirt.libvirtError, DomainDefineFailed):
+        found = [self.default_network]
+        # A driver may have none, as the embedded one.
+        with contextlib.suppress(Internal), translated(Internal, "the hypervisor does not say which networks it has"):
             found += sorted(f"network:{network.name()}" for network in self._connection.use().listAllNetworks())
         found += sorted(f"bridge:{folder.parent.name}" for folder in Path("/sys/class/net").glob("*/bridge"))
         return list(dict.fromkeys(found))
@@ -362,7 +361,9 @@ class LibvirtHost:
         return None if domain is None else eyes.screenshot(self._connection.use(), domain)
 
     def guest_facts(self, uuid: UUID) -> dict[str, str]:
-        return agent.facts(self._defined(uuid), programs=True)
+        domain = self._defined(uuid)
+        with translated(Internal, f"the agent of {domain.name()} does not answer"):
+            return agent.facts(domain, programs=True)
 
     def machine_facts(self, machine: Machine) -> tuple[dict[str, str], dict[str, str]]:
         domain = self._defined(uuid_of(machine))
@@ -379,7 +380,9 @@ class LibvirtHost:
         return agent.read_file(self._defined(uuid), path)
 
     def addresses(self, uuid: UUID) -> list[str]:
-        return agent.addresses(self._defined(uuid))
+        domain = self._defined(uuid)
+        with translated(Internal, f"the agent of {domain.name()} does not answer"):
+            return agent.addresses(domain)
 
     def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
         return agent.run(self._defined(uuid), argv, timeout_s)

@@ -11,6 +11,7 @@ from typing import Any
 from synvirt.errors import Internal, SynvirtError
 from synvirt.kvm import agent_facts
 from synvirt.kvm.connection import load, translated
+from synvirt.kvm.library import is_lost
 
 # It answers a ping in milliseconds. libvirt also gives it up to 5 s to get back in step.
 ANSWER_TIMEOUT_S = 2
@@ -62,10 +63,11 @@ def read_file(domain: Any, path: str) -> bytes:
 
 def addresses(domain: Any) -> list[str]:
     """All addresses that the guest reports, without loopback and the like. None, where there is no agent. A guest's answers are
-    hostile: a caller that connects there does so through a guard."""
+    hostile: a caller that connects there does so through a guard. libvirtError, where the connection to libvirt was lost."""
     try:
         answer = ask(domain, "guest-network-get-interfaces")
-    except (load().libvirtError, SynvirtError):
+    except (load().libvirtError, SynvirtError) as error:
+        _refuse_lost(error)
         return []
     found = []
     for interface in agent_facts.rows(answer):
@@ -95,7 +97,8 @@ def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
 
 
 def output(domain: Any, argv: Sequence[str], timeout_s: float) -> str | None:
-    """The output of a program in the guest; None, where it fails, takes too long or prints too much."""
+    """The output of a program in the guest; None, where it fails, takes too long or prints too much. libvirtError, where the
+    connection to libvirt was lost."""
     try:
         answer = ask(domain, "guest-exec", **{"path": argv[0], "arg": list(argv[1:]), "capture-output": True})
         pid = answer.get("pid") if isinstance(answer, dict) else None
@@ -109,7 +112,8 @@ def output(domain: Any, argv: Sequence[str], timeout_s: float) -> str | None:
             return None
         printed = str(answer.get("out-data", ""))
         return base64.b64decode(printed).decode(errors="replace") if len(printed) <= OUTPUT_LIMIT_BYTES else None
-    except (load().libvirtError, SynvirtError, ValueError):
+    except (load().libvirtError, SynvirtError, ValueError) as error:
+        _refuse_lost(error)
         return None
 
 
@@ -117,7 +121,8 @@ def facts(domain: Any, *, programs: bool = False) -> dict[str, str]:
     """What the agent reports of the guest (see `agent_facts`); none, where there is no agent. With `programs`, it also runs
     some programs in the guest that only read.
 
-    Each command has its own time limit: the limit of libvirt's guestInfo would stay with the domain."""
+    Each command has its own time limit: the limit of libvirt's guestInfo would stay with the domain. libvirtError, where the
+    connection to libvirt was lost."""
     if _answer(domain, "guest-ping") is None:
         return {}
     deadline = time.monotonic() + PROGRAMS_WITHIN_S
@@ -138,9 +143,16 @@ def _answer(domain: Any, command: str) -> object:
         except SynvirtError:
             return None
         except load().libvirtError as error:
+            _refuse_lost(error)
             if error.get_error_code() not in _late():
                 return None
     return None
+
+
+def _refuse_lost(error: Exception) -> None:
+    """Raises the libvirtError of a connection that was lost: it says nothing about the agent."""
+    if isinstance(error, load().libvirtError) and is_lost(error):
+        raise error
 
 
 def _late() -> set[int]:

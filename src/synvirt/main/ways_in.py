@@ -76,15 +76,24 @@ def make_pages(
     rehearsing: "Rehearsing",
 ) -> "Callable[[Callable[[], bool]], Site]":
     """The web pages."""
+    from synvirt.errors import DomainDefineFailed
     from synvirt.web import website
     from synvirt.web.finding import Finder
 
     finder = Finder(sources, uploads, rooms.destinations, rooms.remote_rules, keyring, looking)
+
+    def networks() -> list[str]:
+        """As suggestions: a form takes any name."""
+        try:
+            return rooms.hypervisor.networks()
+        except DomainDefineFailed:
+            return [rooms.hypervisor.default_network]
+
     return lambda stopping: website(
         intake,
         settings,
         screenshot=rooms.hypervisor.screenshot,
-        networks=rooms.hypervisor.networks,
+        networks=networks,
         sources=sources,
         finder=finder,
         backups=backups,

@@ -13,7 +13,7 @@ from uuid import UUID
 import structlog
 
 from synvirt import __version__
-from synvirt.errors import SynvirtError
+from synvirt.errors import HypervisorAway, SynvirtError
 from synvirt.model.checks import Check
 from synvirt.outgoing import Guard
 from synvirt.transport.asking import status_of
@@ -42,7 +42,7 @@ class Checker:
 
     def trouble(self, check: Check, uuid: UUID, within_s: float = ANSWER_TIMEOUT_S) -> str | None:
         """What is wrong, as the end of a sentence; None, if the check passed. It takes `within_s`, ANSWER_TIMEOUT_S at most;
-        for a guest with many addresses some seconds more."""
+        for a guest with many addresses some seconds more. HypervisorAway: nothing is known of the guest."""
         within_s = min(within_s, ANSWER_TIMEOUT_S)
         try:
             match check.kind:
@@ -53,6 +53,8 @@ class Checker:
                 case "command":
                     code = self.guests.run_in_guest(uuid, check.argv, within_s)
                     return None if code == 0 else f"{check.argv[0]} ended with {code}"
+        except HypervisorAway:
+            raise
         except SynvirtError as error:
             return f"its {check.kind} check found: {error.detail}"
         except Exception as error:  # a wave without an answer would ask forever

@@ -2,7 +2,9 @@
 
 import random
 import time
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,6 +13,7 @@ import pytest
 import structlog
 
 from synvirt.copying import request_bytes
+from synvirt.destinations import DestinationAway
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.job_facts import AROUND_COPY, outage_of
@@ -20,6 +23,7 @@ from synvirt.fleet.model import (
     MemberState,
 )
 from synvirt.fleet.waves import change_members, give_back
+from synvirt.migrations.intake import check_plan
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
@@ -314,4 +318,64 @@ def test_an_error_that_nobody_expected_holds_up_its_own_member_only(night: Night
     assert (states(seen)["db"], seen.members[0].waits_for) == (S.SYNCING, "Its job cannot be submitted now: KeyError: 'disk'")
     assert [one["cause"] for one in logs if one["event"] == "a wave cannot go on now"] == ["'disk'"]
     broken.clear()
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+
+
+def checks_plans(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the service does."""
+    rooms = replace(night.house.rooms, check_source=lambda kind, source_id: None)
+    monkeypatch.setattr(night.house.intake, "_check", partial(check_plan, rooms))
+
+
+def test_a_libvirtd_that_is_restarted_fails_no_member_that_is_submitted(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One member that fails would hold the whole wave, or give its group back."""
+    night.vms("db")
+    checks_plans(night, monkeypatch)
+    hypervisor = night.house.hypervisor
+    hypervisor.away = 4
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    seen = night.until(made.id, lambda seen: states(seen)["db"] in (S.HEALTHY, S.FAILED))
+    assert (states(seen)["db"], hypervisor.away) == (S.HEALTHY, 0), seen.members[0].cause
+
+
+def test_a_libvirtd_that_is_away_says_nothing_of_the_guests_health(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checks have a tenth of a second. To give a guest back that is well would lose what it wrote."""
+    night.vms("db")
+    hypervisor, away = night.house.hypervisor, [True]
+    run_in_guest = hypervisor.run_in_guest
+
+    def run_or_away(uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
+        hypervisor.away = len(away)
+        return run_in_guest(uuid, argv, timeout_s)
+
+    monkeypatch.setattr(hypervisor, "run_in_guest", run_or_away)
+    night.side._pauses = Pauses(0.01, 0.01)
+    made = night.waves.create(wave({"id": "db", "checks": [{"kind": "command", "argv": ["true"], "within_s": 0.1}]}))
+    night.waves.go(made.id)
+    seen = night.until(made.id, lambda seen: "not checked" in (seen.members[0].waits_for or "") or seen.state is W.HELD)
+    assert states(seen) == {"db": S.CUTTING_OVER}, seen.members[0].cause
+    assert seen.members[0].waits_for == "Its guest is not checked yet: client socket is closed"
+    away.clear()
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+
+
+def test_a_member_waits_for_a_destination_that_is_away(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    night.vms("db")
+    destination, away = night.house.rooms.destination_named("chosen"), [True]
+    free_bytes = destination.free_bytes
+
+    def free_or_away() -> int:
+        if away:
+            raise DestinationAway("/srv/vms is not mounted")
+        return free_bytes()
+
+    monkeypatch.setattr(destination, "free_bytes", free_or_away)
+    checks_plans(night, monkeypatch)
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    seen = night.until(made.id, lambda seen: bool(seen.members[0].waits_for) or seen.state is W.HELD)
+    assert states(seen)["db"] is not S.FAILED, seen.members[0].cause
+    assert seen.members[0].waits_for == "Its destination is away: /srv/vms is not mounted"
+    away.clear()
     night.until(made.id, lambda seen: seen.state is W.COMPLETED)

@@ -17,6 +17,7 @@ from synvirt.errors import (
     AuthFailed,
     Conflict,
     DomainDefineFailed,
+    HypervisorAway,
     Internal,
     InvalidPlan,
     SourceUnreachable,
@@ -177,7 +178,7 @@ def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
             _memory(found.plan.target.memory_bytes or found.manifest.memory_bytes, has)
         with found.at("target.cpu_count"):
             _cpus(found.plan.target.cpu_count or found.manifest.cpu_count, has)
-    with found.at("target"):
+    with found.at("target", waits_for=(HypervisorAway,)):
         found.differences = check_host(rooms, found.plan, found.manifest)
 
 
@@ -376,10 +377,8 @@ def _cpus(wanted: int, has: Capacity) -> None:
 
 def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> tuple[Difference, ...]:
     """The differences that the machine will have here. Conflict, if its name, UUID or a MAC address is taken: the job claims
-    them later, but the caller should know at once. DomainDefineFailed, if this host cannot run it.
-
-    An unreachable hypervisor is no reason to refuse a plan: the job will find that out.
-    """
+    them later, but the caller should know at once. DomainDefineFailed, if this host cannot run it; HypervisorAway, for which
+    the job would wait."""
     if manifest is None and plan.target.name is None:
         return ()
     differences: tuple[Difference, ...] = ()
