@@ -46,8 +46,8 @@ FIRST: dict[str, str] = {
     ),
     "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
     "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's message is in the detail: a network or a machine type that this host lacks. `synvirt doctor`. "
-    "While this host's libvirtd is away, for example as an update restarts it, jobs, backups and restores wait, and say so by an error that is "
-    "not fatal: half an hour where the guest is off, else a day. `systemctl status libvirtd`.",
+    "While this host's libvirtd is away, for example as an update restarts it, jobs, backups, restores and rehearsals wait, and say so by an error that is "
+    "not fatal: half an hour where the guest is off and for a rehearsal, else a day. `systemctl status libvirtd`.",
     "E_MIG_GUEST_BOOT_FAILED": "[guests.md](guests.md): what its screen showed, and other buses: `synvirt migrations retry ID --disk-bus sata`.",
     "E_MIG_OUTAGE_TOO_LONG": "The job holds, copies what changes, and cuts over once it fits. Raise `outage_budget_s`, wait for a "
     "quiet hour, or shorten the part that it names. A job that failed with it was rolled back by its plan's `on_overrun`: its guest "

@@ -142,12 +142,17 @@ class Rehearsals:
                 raise LetGo from error
             if under_way.cancelled(anew=True):  # the job that cuts over ends its guest
                 error = Cancelled()
+            if under_way.waits_out(error):
+                raise NotYet from error
             if not isinstance(error, Cancelled):
                 log.warning("a rehearsal fails", state=str(state), code=error.code, detail=error.detail)
             changes = failed(under_way, error)
         except Exception as error:
             log.exception("a step of a rehearsal failed in a way that it should not", state=str(state))
             changes = failed(under_way, Internal(f"{type(error).__name__} in {state}", hint="the service's log has the cause"))
+        under_way.away_since = None
+        if (shown := under_way.rehearsal.error) is not None and not shown.fatal:
+            changes = {"error": None, **changes}
         if changes:
             under_way.move(**changes)
 

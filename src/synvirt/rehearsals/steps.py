@@ -1,5 +1,5 @@
-"""A function for each state: what a rehearsal does in it. Blocking. After a crash, and after NotYet, the function runs again
-from its start.
+"""A function for each state: what a rehearsal does in it. Blocking. After a crash, after NotYet, and while something here is
+away, the function runs again from its start.
 
 Each takes the rehearsal under way and returns the changes that come with the move to the next state.
 """
@@ -155,6 +155,9 @@ def checking(under_way: UnderWay) -> dict[str, object]:
         # A service was killed here, and the guest's network ended with it.
         return {"state": RehearsalState.BOOTING, "checked": False}
     if under_way.found is None:
+        if under_way.rooms.hypervisor.lived(rehearsal.id) is None:
+            # The step was interrupted after it had removed the guest to read its disks.
+            return {"state": RehearsalState.BOOTING, "checked": False}
         found = _found(under_way)
         if rehearsal.together is not None:
             under_way.move(checked=True)

@@ -8,10 +8,11 @@ from threading import Event
 
 import structlog
 
-from synvirt.errors import Cancelled, HostLacks, NotFound
+from synvirt.errors import Cancelled, HostLacks, NotFound, SynvirtError
 from synvirt.guests.inside.looking import facts_of
 from synvirt.jobs.stop import Stop
 from synvirt.migrations.job import Job
+from synvirt.migrations.patience import HERE
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import CheckResult, Rehearsal
@@ -25,6 +26,8 @@ log = structlog.get_logger(__name__)
 WISH_POLL_S = 1.0
 # The others' jobs may still be copying. A guest that waits for longer holds memory for nobody.
 OTHERS_WITHIN_S = 24 * 3600.0
+# How long a step is tried again while this host's libvirtd or the destination is away, and the pause before each try.
+AWAY_S, AWAY_PAUSE_S = 1800.0, 2.0
 
 # Of the disks, the facts; with the raw file under each that is an overlay.
 LookInside = Callable[[Sequence[str], Callable[[], bool], Mapping[str, str]], dict[str, str]]
@@ -57,6 +60,8 @@ class UnderWay:
     # Since when a step waits for the others of its group, by the monotonic clock; and what was found before it waited.
     waits_since: float | None = None
     found: Mapping[str, object] | None = None
+    # Since when a step meets that something here is away.
+    away_since: float | None = None
     _asked_at: float = 0.0
     _cancelled: bool = False
 
@@ -132,6 +137,21 @@ class UnderWay:
                 raise NotYet
             log.warning("a rehearsal goes on without the others of its group", rehearsal=str(self.rehearsal.id))
         self.waits_since = None
+
+    def waits_out(self, trouble: SynvirtError) -> bool:
+        """Whether the step that met this trouble is tried again, after a pause: if something here is away, and has not been for
+        AWAY_S. It is shown meanwhile. LetGo."""
+        if not isinstance(trouble, HERE):
+            return False
+        if self.away_since is None:
+            self.away_since = time.monotonic()
+            log.warning("what a rehearsal needs is away", rehearsal=str(self.rehearsal.id), cause=trouble.detail)
+            shown = type(trouble)(f"{trouble.detail.rstrip('.')}. It is tried again", hint=trouble.hint)
+            self.move(error=self.job.problem(shown, fatal=False))
+        if time.monotonic() - self.away_since >= AWAY_S:
+            return False
+        self.pause(AWAY_PAUSE_S)
+        return True
 
     def checks_by(self) -> Checker:
         """Runs the checks in the guest's network."""
