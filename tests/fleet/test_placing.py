@@ -1,5 +1,6 @@
 """Places chosen for the members of waves under way: by what hosts say of themselves, and again where that changes."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ class Site:
                     HostDestination(name="fast", kind="zfs", free_bytes=room.get("free", 1000 * GIB)),
                     HostDestination(name="ceph", kind="rbd", free_bytes=1000 * GIB, shared_id="pool"),
                 ),
-                room=HostRoom(
+                room=None
+                if room.get("silent")
+                else HostRoom(
                     free_memory_bytes=room.get("memory", 16) * GIB,
                     free_cpus=64,
                     networks=room.get("networks", ("network:default",)),
@@ -180,6 +183,51 @@ def test_a_host_that_is_lost_or_fills_up_gives_its_members_to_others(site: Site)
     why = site.look(wave_id)
     assert list(site.hosts_of(wave_id).values()).count("a") == 1
     assert len(why) == 5
+
+
+def test_a_host_whose_hypervisor_is_away_takes_nothing(site: Site) -> None:
+    """What is not known counted as endless, so such a host took the whole wave."""
+    site.rooms["b"]["silent"] = True
+    wave_id = site.begun(wave(*(member(f"m{n}") for n in range(5))))
+    why = site.look(wave_id)
+    assert Counter(site.hosts_of(wave_id).values()) == {"a": 4, None: 1}
+    (reason,) = why.values()
+    assert reason == "No host takes it: b gets no answer from its hypervisor; a has no 4 GiB of memory left."
+    # It is back: nobody waits for the next time that hosts are asked anew.
+    site.rooms["b"]["silent"] = False
+    assert site.look(wave_id) == {}
+    assert Counter(site.hosts_of(wave_id).values()) == {"a": 4, "b": 1}
+
+
+def test_a_destination_that_does_not_answer_takes_nothing(site: Site) -> None:
+    site.rooms["a"]["free"] = site.rooms["b"]["free"] = None
+    target = Target(destination="fast")
+    of_fast = plan("m").model_copy(update={"target": target})
+    wave_id = site.begun(wave(member("m", plan=of_fast), member("n")))
+    why = site.look(wave_id)
+    assert why == {"m": "No host takes it: each of 2 hosts gets no answer from destination fast."}
+    assert [one.destination for one in site.wave(wave_id).members] == [None, "ceph"]
+    site.rooms["b"]["free"] = 100 * GIB
+    assert site.look(wave_id) == {}
+    assert site.hosts_of(wave_id)["m"] == "b"
+
+
+def test_what_is_on_a_host_whose_hypervisor_or_destination_goes_away_moves_to_others(site: Site) -> None:
+    site.rooms["a"]["memory"] = site.rooms["b"]["memory"] = 64
+    wave_id = site.begun(wave(*(member(f"m{n}") for n in range(4))))
+    site.look(wave_id)
+    for one in site.wave(wave_id).members:
+        fields = {"destination": "fast"}
+        change_members(site.store.waves, wave_id, [one], {S.WAITING}, fields)
+    site.rooms["a"]["silent"] = True
+    site.at += AGAIN_S
+    assert site.look(wave_id) == {}
+    assert set(site.hosts_of(wave_id).values()) == {"b"}
+    site.rooms["a"]["silent"], site.rooms["b"]["free"] = False, None
+    site.at += AGAIN_S
+    assert site.look(wave_id) == {}
+    places = {(one.host, one.destination) for one in site.wave(wave_id).members}
+    assert ("b", "fast") not in places
 
 
 def test_a_member_that_is_tried_again_stays_with_its_volumes_unless_its_host_is_gone(site: Site) -> None:

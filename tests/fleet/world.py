@@ -244,7 +244,7 @@ class World:
                 seen_at=self.at,
                 version="",
                 jobs=0,
-                destinations=tuple(HostDestination(name=name, kind="zfs", free_bytes=None) for name in ("fast", "large")),
+                destinations=tuple(HostDestination(name=name, kind="zfs", free_bytes=1 << 50) for name in ("fast", "large")),
                 room=HostRoom(free_memory_bytes=self._memory - self.memory_on(host), free_cpus=10_000),
             )
             for host in HOSTS

@@ -1,13 +1,14 @@
 """A host that was fenced writes no more, and one that cannot renew its lease ends its jobs: on SQLite and on PostgreSQL."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from synvirt.errors import Conflict, PersistFailed
-from synvirt.jobs.lease import GRACE_S, LEASE_S, LOOK_EVERY_S, RENEW_EVERY_S, SELF_FENCE_S, HostLease
+from synvirt.jobs.lease import END_TIMEOUT_S, GRACE_S, LEASE_S, LOOK_EVERY_S, RENEW_EVERY_S, SELF_FENCE_S, HostLease
 from synvirt.migrations.memory import JobMemory
 from synvirt.store import Store, Watermark
 from synvirt.store.hosts import Fence, LeaseLost
@@ -175,7 +176,8 @@ def test_a_database_that_is_away_for_a_while_costs_nothing(store: Store, kept: K
 
 
 class FourLooks(threading.Event):
-    """Ends who waits for it at its fourth look, and keeps how long each pause would have been."""
+    """Both what wakes a thread and what ends it: it ends before its fourth look. `pauses`: the waits for each, in seconds of a
+    lease of LEASE_S."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,6 +186,9 @@ class FourLooks(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         assert timeout is not None
         self.pauses.append(timeout * LEASE_S / UNHURRIED_S)
+        return False
+
+    def is_set(self) -> bool:
         return len(self.pauses) > 3
 
 
@@ -201,8 +206,24 @@ def test_a_database_that_was_away_is_asked_soon_not_at_the_next_renewal(
     with monkeypatch.context() as during:
         during.setattr(store.hosts, "renew", at_the_third_time)
         during.setattr(kept.lease, "_ending", looks := FourLooks())
-        kept.lease._repeat(kept.lease.renew, RENEW_EVERY_S)
+        kept.lease._repeat(kept.lease.renew, RENEW_EVERY_S, looks)
     assert looks.pauses == pytest.approx([RENEW_EVERY_S, LOOK_EVERY_S, LOOK_EVERY_S, RENEW_EVERY_S])
+
+
+def test_a_changed_description_is_stored_at_once(store: Store) -> None:
+    said = ["nothing yet"]
+    lease = HostLease(
+        store, "a", document=lambda: said[0], on_lost=lambda: None, on_held=lambda: None, lease_s=600, claim_within_s=0
+    )
+    lease.begin()
+    try:
+        said[0] = "all"
+        lease.renew_soon()
+        until(lambda: [row.document for row in store.hosts.all()] == ["all"])
+    finally:
+        began = time.monotonic()
+        lease.close()
+    assert time.monotonic() - began < END_TIMEOUT_S, "its threads are woken"
 
 
 def test_without_a_new_epoch_no_job_goes_on(store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

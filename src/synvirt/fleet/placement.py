@@ -18,24 +18,26 @@ _CAUSES_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A destination of a host. `shared_id`: the same on each host that reaches the same space."""
+    """A destination of a host. `free_bytes`: None, if it does not answer this host: it takes nothing. `shared_id`: the same on
+    each host that reaches the same space."""
 
     name: str
-    free_bytes: int
+    free_bytes: int | None
     shared_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The free resources of a host: `free_memory_bytes`, and `free_cpus`, virtual ones with its overcommitment. `networks`:
-    None, if it has not reported them. `out_of_reach`: sources that did not answer it."""
+    """The free resources of a host: `free_memory_bytes`, and `free_cpus`, virtual ones with its overcommitment.
+    `out_of_reach`: sources that did not answer it. `away`: its hypervisor does not answer: it takes nothing."""
 
     name: str
     free_memory_bytes: int
     free_cpus: float
     stores: tuple[Store, ...]
-    networks: frozenset[str] | None = frozenset()
+    networks: frozenset[str] = frozenset()
     out_of_reach: frozenset[str] = frozenset()
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,10 @@ class _Left:
         self.memory = {host.name: float(host.free_memory_bytes) for host in hosts}
         self.cpus = {host.name: host.free_cpus for host in hosts}
         self.space: dict[str, float] = {}
-        for host in hosts:
-            for store in host.stores:
-                key = space_key(host, store)
-                # Two hosts may have asked a shared destination at different moments: the smaller answer is safe.
-                self.space[key] = min(self.space.get(key, float("inf")), float(store.free_bytes))
+        for host, store in _places(hosts).values():
+            key = space_key(host, store)
+            # Two hosts may have asked a shared destination at different moments: the smaller answer is safe.
+            self.space[key] = min(self.space.get(key, float("inf")), float(store.free_bytes or 0))
         self.all_memory, self.all_cpus, self.all_space = dict(self.memory), dict(self.cpus), dict(self.space)
 
     def take(self, need: Need, host: Host, store: Store, sign: int = 1) -> None:
@@ -163,7 +164,19 @@ def overfull(taken: Sequence[Taken], hosts: Sequence[Host], movable: Collection[
 
 
 def _places(hosts: Sequence[Host]) -> dict[tuple[str, str], tuple[Host, Store]]:
-    return {(host.name, store.name): (host, store) for host in hosts for store in host.stores}
+    """Where anything may be placed: what is away has no room."""
+    return {
+        (host.name, store.name): (host, store)
+        for host in hosts
+        if not host.away
+        for store in host.stores
+        if store.free_bytes is not None
+    }
+
+
+def known(hosts: Sequence[Host]) -> frozenset[tuple[str, str]]:
+    """The hosts and destinations that may take something."""
+    return frozenset(_places(hosts))
 
 
 def _size(need: Need) -> tuple[int, int, int]:
@@ -179,7 +192,8 @@ def _placed(
     for host in hosts:
         why = _why_not(need, host, left, used if rule == "apart" else {})
         stores = [] if why else [store for store in host.stores if need.destination in (None, store.name)]
-        roomy = [store for store in stores if left.space[space_key(host, store)] >= need.size_bytes]
+        answer = [store for store in stores if store.free_bytes is not None]
+        roomy = [store for store in answer if left.space[space_key(host, store)] >= need.size_bytes]
         if not roomy:
             refused.setdefault(why or _why_no_store(need, stores), []).append(host.name)
         for store in roomy:
@@ -204,8 +218,9 @@ def _placed(
 
 def _why_not(need: Need, host: Host, left: _Left, others: Mapping[str, int]) -> str | None:
     """A cause without the host's name, so that hosts with the same cause are listed together."""
-    missing = [] if host.networks is None else sorted(need.networks - host.networks)
+    missing = sorted(need.networks - host.networks)
     causes = (
+        (host.away, "gets no answer from its hypervisor"),
         (need.source in host.out_of_reach, f"does not reach source {need.source}"),
         (bool(missing), f"has no network {missing[0] if missing else ''}"),
         (bool(others.get(host.name)), f"has another of group {need.group}, which is apart"),
@@ -218,6 +233,8 @@ def _why_not(need: Need, host: Host, left: _Left, others: Mapping[str, int]) -> 
 def _why_no_store(need: Need, stores: Sequence[Store]) -> str:
     if not stores:
         return f"has no destination {need.destination}" if need.destination else "has no destination"
+    if all(store.free_bytes is None for store in stores):
+        return f"gets no answer from destination {', '.join(store.name for store in stores)}"
     return f"has no {_bytes(need.size_bytes)} of space left"
 
 

@@ -3,8 +3,9 @@
     hosts say what they have (`migrations.hosts`) ┐
     sources say what VMs need (`listed_vms`)      ┴▶ placement ─▶ member: host, destination, why ─▶ that host submits its job
 
-A member keeps its place until it has a job, unless its host is gone, has filled up, or does not reach the source; then another
-is chosen. Files and uploads are on one host, the leader: such a member is not placed.
+A member keeps its place until it has a job, unless its host is gone, has filled up, or does not reach the source, or the
+hypervisor or the destination is away; then another is chosen. Files and uploads are on one host, the leader: such a member is
+not placed.
 """
 
 import time
@@ -14,14 +15,12 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from synvirt.fleet.model import Member, MemberState, Wave
-from synvirt.fleet.placement import Host, Need, Store, Taken, overfull, place
+from synvirt.fleet.placement import Host, Need, Store, Taken, known, overfull, place
 from synvirt.live import VmRow
 from synvirt.migrations.hosts import about as ours
 from synvirt.model.job import Migration
 from synvirt.store.waves import MemberRow, WaveRows
 
-# If a host has not reported a resource, it counts as having enough.
-UNKNOWN = 1 << 62
 # The largest wave is placed in twenty ticks, each of them short.
 PLACED_A_LOOK = 500
 # Hosts report their resources once a minute.
@@ -61,6 +60,7 @@ class Placing:
         self._rows, self._hosts, self._vm_of, self._failure_of, self._clock = rows, hosts, vm_of, failure_of, clock
         self._accounts: dict[UUID, _Account] = {}
         self._refused: dict[tuple[UUID, str], tuple[float, str]] = {}
+        self._known: frozenset[tuple[str, str]] = frozenset()
         self._shared: dict[tuple[str, str], str] = {}
 
     def look(
@@ -75,8 +75,11 @@ class Placing:
         """Chooses places. Returns why members without a place still have none, and whether any member got or lost its place.
         `under_way`: all waves, as their members use resources too. `stuck`: those that cannot be read: no wave waits for
         them."""
-        at, known = self._clock(), self._hosts()
-        hosts = [_host(one) for one in known if one.state == "alive"]
+        at, all_hosts = self._clock(), self._hosts()
+        hosts = [_host(one) for one in all_hosts if one.state == "alive"]
+        before, self._known = self._known, known(hosts)
+        if self._known - before:  # what is back, or has just reported for the first time, is asked at once
+            self._refused = {name: (at, why) for name, (_, why) in self._refused.items()}
         self._shared |= {(host.name, one.name): one.shared_id for host in hosts for one in host.stores if one.shared_id}
         for gone in self._accounts.keys() - set(under_way):
             del self._accounts[gone]
@@ -91,7 +94,7 @@ class Placing:
         # A new leader places nothing before it knows what all waves use.
         if todo and all(id_ in self._accounts or id_ in stuck for id_ in under_way):
             # A group that is apart and larger than the fleet would wait forever.
-            count = sum(one.state != "fenced" for one in known)
+            count = sum(one.state != "fenced" for one in all_hosts)
             sizes = Counter(one.group for one in wave.members)
             spread = {group.name for group in wave.groups if group.rule == "apart" and sizes[group.name] > count}
             moved = self._place(wave, todo, jobs, hosts, at=at, spread=spread)
@@ -153,8 +156,8 @@ class Placing:
             for one in account.taken
         ]
         needs = {one.id: self._need(one, _job(one, jobs)) for one in todo}
-        known = [need for need in needs.values() if need is not None]
-        found = place(known, hosts, wave.groups, taken=[*others, *taken], spread=spread)
+        stated = [need for need in needs.values() if need is not None]
+        found = place(stated, hosts, wave.groups, taken=[*others, *taken], spread=spread)
         fields: dict[str, Mapping[str, object]] = {}
         for one in todo:
             placed = found.get(one.id)
@@ -172,7 +175,7 @@ class Placing:
         # At once, as the next wave is placed with it.
         now_taken = [
             Taken(need, placed.host, placed.destination)
-            for need in known
+            for need in stated
             if (placed := found[need.member]).host is not None and placed.destination is not None
         ]
         stay = [one for one in account.taken if one.need.member in names and one.need.member not in fields]
@@ -249,11 +252,9 @@ def _without_group(need: Need) -> Need:
 
 
 def _host(reported: ours.Host) -> Host:
-    stores = tuple(
-        Store(one.name, UNKNOWN if one.free_bytes is None else one.free_bytes, one.shared_id) for one in reported.destinations
-    )
+    stores = tuple(Store(one.name, one.free_bytes, one.shared_id) for one in reported.destinations)
     if reported.room is None:
-        return Host(reported.id, UNKNOWN, float(UNKNOWN), stores, networks=None)
+        return Host(reported.id, 0, 0.0, stores, away=True)
     # A plan may name `network:default` or `default`.
     names = {name for one in reported.room.networks for name in (one, one.partition(":")[2]) if name}
     return Host(

@@ -91,12 +91,14 @@ class HostLease:
         self._renewed_at = self._held_since = 0.0
         self._held = False
         self._ending = threading.Event()
+        # Each wakes one of the threads.
+        self._renewal_due, self._look_due = threading.Event(), threading.Event()
         # Locked while the jobs are ended or begun, so that both never happen at once.
         self._turning = threading.RLock()
         # Two threads, as a database that does not answer may hold one of them forever.
         self._threads = [
             threading.Thread(target=self._repeat, args=work, daemon=True)
-            for work in ((self.renew, RENEW_EVERY_S), (self.look, LOOK_EVERY_S))
+            for work in ((self.renew, RENEW_EVERY_S, self._renewal_due), (self.look, LOOK_EVERY_S, self._look_due))
         ]
 
     @property
@@ -131,10 +133,16 @@ class HostLease:
     def close(self) -> None:
         """Stops renewing. The lease then runs out by itself: a host that is back before has lost nothing."""
         self._ending.set()
+        for due in (self._renewal_due, self._look_due):
+            due.set()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(END_TIMEOUT_S)
         self._claim.let_go()
+
+    def renew_soon(self) -> None:
+        """Renews at once, in its thread: what this host says of itself has changed."""
+        self._renewal_due.set()
 
     def renew(self) -> bool:
         """Renews once. Ends the jobs if the host was fenced, and resumes them if the lease is held. False, where the store did
@@ -190,10 +198,14 @@ class HostLease:
                 log.error("the lease of this host is lost: its jobs are ended", host=self._host, cause=cause)
                 self._on_lost()
 
-    def _repeat(self, look: Callable[[], bool | None], every_s: float) -> None:
+    def _repeat(self, look: Callable[[], bool | None], every_s: float, due: threading.Event) -> None:
         """An error of `on_lost` or `on_held` must not end the thread: nobody would end the jobs at the next loss."""
         answered: bool | None = True
-        while not self._ending.wait((LOOK_EVERY_S if answered is False else every_s) * self._scale):
+        while True:
+            due.wait((LOOK_EVERY_S if answered is False else every_s) * self._scale)
+            due.clear()
+            if self._ending.is_set():
+                return
             try:
                 answered = look()
             except Exception:

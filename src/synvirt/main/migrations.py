@@ -54,7 +54,7 @@ def make_engine(
     lease = HostLease(rooms.store, settings.host_id, document=about.document, on_lost=together.pause, on_held=together.resume)
     lease.begin()
     stack.callback(lease.close)
-    stack.enter_context(about.kept())
+    stack.enter_context(about.kept(lease.renew_soon))
     taking_over = TakingOver(
         rooms,
         begin=engine.begin,

@@ -103,9 +103,19 @@ class AboutHost:
             self._unreachable[source_id] = self._clock() + UNREACHABLE_FOR_S
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keeps the description up to date while the block runs."""
-        with repeated(self.ask, name="about-host", every_s=ASKED_EVERY_S, ends_within_s=0.1):
+    def kept(self, first: Callable[[], object]) -> Iterator[None]:
+        """Keeps the description up to date while the block runs. `first` is called once there is one: nothing is placed on a
+        host that has not described itself."""
+        asked = False
+
+        def ask() -> None:
+            nonlocal asked
+            self.ask()
+            if not asked:
+                asked = True
+                first()
+
+        with repeated(ask, name="about-host", every_s=ASKED_EVERY_S, ends_within_s=0.1):
             yield
 
     def ask(self) -> None:
