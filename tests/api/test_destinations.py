@@ -47,7 +47,11 @@ def test_one_that_hangs_is_shown_as_such(client: httpx.Client, service: Service,
     monkeypatch.setitem(service.destinations, "silent", Silent(service.settings.volumes_dir))
     shown = client.get("/destinations").json()["items"][-1]
     answers.set()
-    assert (shown["name"], shown["free_bytes"], shown["problem"]) == ("silent", None, "it did not answer for 0.05 s")
+    assert (shown["name"], shown["free_bytes"], shown["problem"]) == (
+        "silent",
+        None,
+        "the destination did not answer for 0.05 s",
+    )
 
 
 def test_the_command_line_shows_them(client: httpx.Client, service: Service, names: list[str]) -> None:

@@ -1,7 +1,10 @@
 """Destinations: where volumes are made. Blocking code, one file for each kind."""
 
+import threading
+from functools import partial
 from typing import ClassVar, Final, Protocol
 from uuid import UUID
+from weakref import WeakKeyDictionary, ref
 
 from synvirt.disks.specs import WriterSpec
 from synvirt.errors import DiskReadFailed, DiskWriteFailed
@@ -40,7 +43,8 @@ class Destination(Protocol):
     - `unclone(name, to)`: removes that clone, and what was kept of `name` for it; idempotent. `name` stays as it is. A volume
       that has clones may not be destroyed.
     - `shared_id()`: the name of this place on every host that reaches it. None: only this host reaches it.
-    - `free_bytes()`: how much can still be written, so that a plan that cannot fit is refused before the first byte.
+    - `free_bytes()`: how much can still be written, so that a plan that cannot fit is refused before the first byte. Ask by
+      `free_bytes_of`.
     """
 
     kind: ClassVar[str]
@@ -62,14 +66,29 @@ class Destination(Protocol):
     def free_bytes(self) -> int: ...
 
 
+_asked: WeakKeyDictionary[Destination, limit.Single[int]] = WeakKeyDictionary()
+_asked_lock = threading.Lock()
+
+
 def free_bytes_of(destination: Destination) -> int:
-    """How much can still be written, for who only wants to show it: DiskWriteFailed, also where it does not answer soon."""
+    """How much can still be written. DiskWriteFailed; DestinationAway, also where it does not answer soon."""
+    with _asked_lock:
+        if (asked := _asked.get(destination)) is None:
+            # It must not keep the destination.
+            asked = _asked[destination] = limit.Single(partial(_free_bytes, ref(destination)))
     try:
-        return limit.within(limit.FOLDER_ANSWERS_S, destination.free_bytes)
+        return asked.within(limit.FOLDER_ANSWERS_S)
     except TimeoutError:
-        raise DiskWriteFailed(
-            f"it did not answer for {limit.FOLDER_ANSWERS_S:g} s", hint="look whether the server of its file system is up"
+        raise DestinationAway(
+            f"the destination did not answer for {limit.FOLDER_ANSWERS_S:g} s",
+            hint="look whether the server of its file system is up",
         ) from None
+
+
+def _free_bytes(asked: "ref[Destination]") -> int:
+    destination = asked()
+    assert destination is not None  # its asker has it
+    return destination.free_bytes()
 
 
 def as_away(destination: Destination, error: DiskWriteFailed | DiskReadFailed) -> DiskWriteFailed | DiskReadFailed:
@@ -77,7 +96,7 @@ def as_away(destination: Destination, error: DiskWriteFailed | DiskReadFailed) -
     writes there sees an input/output error then, or no such file."""
     if not isinstance(error, DestinationAway):
         try:
-            destination.free_bytes()
+            free_bytes_of(destination)
         except DestinationAway as away:
             return away
         except DiskWriteFailed:

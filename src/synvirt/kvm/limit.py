@@ -7,14 +7,33 @@ asyncio's pool has few threads, and a process waits for them at its end; these t
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# How long is waited for a folder, at the start or to show its free space: the server of a mount may be silent for days.
+# How long is waited for a folder, at the start or to ask for its free space: the server of a mount may be silent for days.
 FOLDER_ANSWERS_S = 5.0
+# Whether what was silent for that long answers by now is seen in this time.
+AGAIN_S = 0.2
+
+
+class Single(Generic[T]):
+    """A call of which at most one runs at a time, as it may never return: it holds one thread, however often it is asked for."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call, self._lock = call, threading.Lock()
+        self._running: tuple[float, Future[T]] | None = None
+
+    def within(self, limit_s: float) -> T:
+        """The result or the error of the call, or of one that runs already. TimeoutError `limit_s` after it began."""
+        with self._lock:
+            if self._running is None or self._running[1].done():
+                self._running = time.monotonic(), begun(self._call)
+            began, future = self._running
+        return future.result(max(began + limit_s - time.monotonic(), min(AGAIN_S, limit_s)))
 
 
 def begun(call: Callable[[], T], *, unwanted: Callable[[T], None] = lambda _: None) -> Future[T]:

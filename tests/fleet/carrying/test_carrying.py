@@ -1,6 +1,7 @@
 """A wave carried out against the fake platform: real store, real engine steps, real copies; the night is a moment."""
 
 import random
+import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +24,7 @@ from synvirt.fleet.model import (
     MemberState,
 )
 from synvirt.fleet.waves import change_members, give_back
+from synvirt.kvm import limit
 from synvirt.migrations.intake import check_plan
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
@@ -360,22 +362,27 @@ def test_a_libvirtd_that_is_away_says_nothing_of_the_guests_health(night: Night,
     night.until(made.id, lambda seen: seen.state is W.COMPLETED)
 
 
-def test_a_member_waits_for_a_destination_that_is_away(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_member_waits_for_a_destination_that_is_away(night: Night, monkeypatch: pytest.MonkeyPatch, *, hangs: bool) -> None:
+    """One that hangs must not hold the tick, which is that of all waves."""
     night.vms("db")
-    destination, away = night.house.rooms.destination_named("chosen"), [True]
+    destination, back = night.house.rooms.destination_named("chosen"), threading.Event()
     free_bytes = destination.free_bytes
 
     def free_or_away() -> int:
-        if away:
+        if not (back.wait(60) if hangs else back.is_set()):
             raise DestinationAway("/srv/vms is not mounted")
         return free_bytes()
 
     monkeypatch.setattr(destination, "free_bytes", free_or_away)
+    monkeypatch.setattr(limit, "FOLDER_ANSWERS_S", 0.05 if hangs else 5)
     checks_plans(night, monkeypatch)
     made = night.waves.create(wave({"id": "db"}))
     night.waves.go(made.id)
     seen = night.until(made.id, lambda seen: bool(seen.members[0].waits_for) or seen.state is W.HELD)
     assert states(seen)["db"] is not S.FAILED, seen.members[0].cause
-    assert seen.members[0].waits_for == "Its destination is away: /srv/vms is not mounted"
-    away.clear()
+    why = "the destination did not answer for 0.05 s" if hangs else "/srv/vms is not mounted"
+    assert seen.members[0].waits_for == f"Its destination is away: {why}"
+    back.set()
+    monkeypatch.setattr(limit, "FOLDER_ANSWERS_S", 5)
     night.until(made.id, lambda seen: seen.state is W.COMPLETED)

@@ -19,7 +19,7 @@ from synvirt.backups.restores.host import SWTPM_USERS, RestoreHost
 from synvirt.backups.restores.new_files import remove_folder
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
-from synvirt.destinations import Destination, as_away
+from synvirt.destinations import Destination, as_away, free_bytes_of
 from synvirt.durable import put_private_file, sync_folder
 from synvirt.errors import (
     BackupConflict,
@@ -150,7 +150,7 @@ class NewDomain:
         specs = [self._spec(manifest, target) for target in disks]
         needed = sum(copying.working.data_bytes(specs, copying.under_way.stop))
         name, destination = self._restore_host.default()
-        free = destination.free_bytes()
+        free = free_bytes_of(destination)
         if needed > free:
             raise DiskWriteFailed(
                 f"the disks have {needed} bytes that are not zeros, and the destination {name} has room for {free}",

@@ -13,9 +13,10 @@ from uuid import UUID
 import structlog
 
 from synvirt import __version__
-from synvirt.destinations import Destination
+from synvirt.destinations import Destination, free_bytes_of
 from synvirt.errors import Conflict, SynvirtError, not_listed
 from synvirt.hypervisor import Hypervisor
+from synvirt.kvm import limit
 from synvirt.model.values import Bytes, Model, Time
 from synvirt.repeating import repeated
 from synvirt.store import Store
@@ -123,10 +124,7 @@ class AboutHost:
         room = self._asked_room()
         with self._lock:
             self._room = room
-        found = [
-            HostDestination(name=name, kind=one.kind, free_bytes=_free(one), shared_id=_shared_id(one))
-            for name, one in self._destinations.items()
-        ]
+        found = [_described(name, one) for name, one in self._destinations.items()]
         with self._lock:
             # Its id stays right while it is away.
             self._found = [
@@ -147,17 +145,24 @@ class AboutHost:
         )
 
 
+def _described(name: str, destination: Destination) -> HostDestination:
+    """One that does not answer is asked for nothing else: it may never return."""
+    free_bytes = _free(destination)
+    shared_id = None if free_bytes is None else _shared_id(destination)
+    return HostDestination(name=name, kind=destination.kind, free_bytes=free_bytes, shared_id=shared_id)
+
+
 def _free(destination: Destination) -> int | None:
     try:
-        return destination.free_bytes()
+        return free_bytes_of(destination)
     except SynvirtError:
         return None
 
 
 def _shared_id(destination: Destination) -> str | None:
     try:
-        return destination.shared_id()
-    except SynvirtError:
+        return limit.within(limit.FOLDER_ANSWERS_S, destination.shared_id)
+    except (SynvirtError, TimeoutError):
         return None
 
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import structlog
 
+from synvirt.destinations import free_bytes_of
 from synvirt.errors import (
     AuthFailed,
     Conflict,
@@ -132,7 +133,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
     free_bytes: int | None = None
     with found.at("target.destination"):
         refuse_unknown(plan.target.destination, rooms.destinations, "destination")
-        free_bytes = rooms.destination_named(plan.target.destination).free_bytes()
+        free_bytes = free_bytes_of(rooms.destination_named(plan.target.destination))
     if plan.source_ref.kind == "live_vm":
         _live(rooms, plan.source_ref, found)
     else:
