@@ -21,7 +21,7 @@ AGAIN_S = 0.2
 
 
 class Single(Generic[T]):
-    """A call of which at most one runs at a time, as it may never return: it holds one thread, however often it is asked for."""
+    """A call of which at most one runs at a time, as it may never return: it holds one thread, however often asked for."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call, self._lock = call, threading.Lock()
