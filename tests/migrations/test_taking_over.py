@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.destinations import DestinationAway
 from synvirt.errors import AuthFailed, Conflict
 from synvirt.migrations.hosts.about import AboutHost
 from synvirt.migrations.hosts.taking_over import TakingOver
@@ -184,6 +185,30 @@ def test_a_job_whose_source_this_host_cannot_open_waits(fleet: Fleet) -> None:
     looks._opens_source = refused
     looks.look()
     assert fleet.b.store.host_of(job.id) == "a"
+
+
+@pytest.mark.parametrize("what", ["hypervisor", "destination"])
+def test_a_host_whose_hypervisor_or_destination_is_away_leaves_the_job_to_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    job = fleet.a.intake.submit(live_plan(target={"name": "web-here"}))
+    fleet.killed_at(9, job)
+    taking_over = fleet.taking_over()
+    with monkeypatch.context() as during:
+
+        def away() -> int:
+            raise DestinationAway("it is not mounted")
+
+        if what == "destination":
+            during.setattr(fleet.b.destination, "free_bytes", away)
+        else:
+            fleet.b.hypervisor.away = 10_000
+        taking_over.look()
+        assert fleet.begun == []
+        assert fleet.b.store.host_of(job.id) == "a"
+        fleet.b.hypervisor.away = 0
+    fleet.taking_over().look()
+    assert fleet.begun == [job.id]
 
 
 def test_files_of_a_host_and_names_that_are_taken_here_are_waited_for(fleet: Fleet) -> None:

@@ -184,14 +184,18 @@ def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
 
 
 def refuse_unfit(rooms: Rooms, job: Migration) -> None:
-    """Refuses what a job from another host could not get past on this one. It does not ask the source."""
+    """Refuses what a job from another host could not get past on this one, or would wait for here: a third host may have it. It
+    does not ask the source."""
     found = Foreseen(job.plan, manifest=job.manifest)
+    name = job.destination or job.plan.target.destination
     with found.at("target.destination"):
-        refuse_unknown(job.plan.target.destination, rooms.destinations, "destination")
+        refuse_unknown(name, rooms.destinations, "destination")
+        free_bytes_of(rooms.destination_named(name))
     if job.manifest is not None and rooms.converts(job.plan, job.manifest):
         with found.at("conversion"):
             rooms.preparer.check()
     networks_and_host(rooms, found)
+    found.refused += found.waited_for
     refuse(found)
 
 
