@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from synvirt import destinations
 from synvirt.destinations import free_bytes_of
 from synvirt.destinations.directory import DirectoryDestination
-from synvirt.kvm import limit
 from synvirt.migrations.hosts.about import AboutHost
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.running.processes import until
@@ -34,7 +34,7 @@ class Hangs(DirectoryDestination):
 
 @pytest.fixture
 def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hangs]:
-    monkeypatch.setattr(limit, "FOLDER_ANSWERS_S", 0.05)
+    monkeypatch.setattr(destinations, "ANSWERS_S", 0.05)
     made = Hangs(tmp_path)
     yield made
     made.answers.set()

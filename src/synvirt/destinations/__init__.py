@@ -13,6 +13,8 @@ from synvirt.kvm import limit
 # The pauses before what needs a destination that is away is tried again; the last one repeats. A host that has restarted mounts
 # a file system, or imports a pool, after the service is up.
 AWAY_PAUSES_S: Final = (5.0, 10.0, 30.0, 60.0)
+# How long a destination is waited for before it counts as away. A pool of zfs or Ceph that is busy answers within seconds.
+ANSWERS_S = 30.0
 
 
 class DestinationAway(DiskWriteFailed):
@@ -70,19 +72,36 @@ _asked: WeakKeyDictionary[Destination, limit.Single[int]] = WeakKeyDictionary()
 _asked_lock = threading.Lock()
 
 
-def free_bytes_of(destination: Destination) -> int:
-    """How much can still be written. DiskWriteFailed; DestinationAway, also where it does not answer soon."""
+def free_bytes_of(destination: Destination, within_s: float | None = None) -> int:
+    """How much can still be written. DiskWriteFailed; DestinationAway, also where it does not answer `within_s`, by default
+    ANSWERS_S."""
+    limit_s = ANSWERS_S if within_s is None else within_s
     with _asked_lock:
         if (asked := _asked.get(destination)) is None:
             # It must not keep the destination.
             asked = _asked[destination] = limit.Single(partial(_free_bytes, ref(destination)))
     try:
-        return asked.within(limit.FOLDER_ANSWERS_S)
+        return asked.within(limit_s)
     except TimeoutError:
-        raise DestinationAway(
-            f"the destination did not answer for {limit.FOLDER_ANSWERS_S:g} s",
-            hint="look whether the server of its file system is up",
-        ) from None
+        raise _silent(limit_s) from None
+
+
+def free_bytes_shown(destination: Destination) -> int:
+    """The same for who only shows it, and should not wait."""
+    return free_bytes_of(destination, limit.FOLDER_ANSWERS_S)
+
+
+def shared_id_of(destination: Destination) -> str | None:
+    """Its `shared_id()`. DiskWriteFailed; DestinationAway, also where it does not answer for ANSWERS_S."""
+    try:
+        return limit.within(ANSWERS_S, destination.shared_id)
+    except TimeoutError:
+        raise _silent(ANSWERS_S) from None
+
+
+def _silent(within_s: float) -> DestinationAway:
+    hint = "look whether the server of its file system, or its cluster, is up"
+    return DestinationAway(f"the destination did not answer for {within_s:g} s", hint=hint)
 
 
 def _free_bytes(asked: "ref[Destination]") -> int:

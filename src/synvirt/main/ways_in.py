@@ -43,10 +43,10 @@ def make_routers(
     from synvirt.api.routes.sources import sources_router
     from synvirt.api.routes.uploads import uploads_router
     from synvirt.api.routes.windows import windows_router
-    from synvirt.destinations import free_bytes_of
+    from synvirt.destinations import free_bytes_shown
     from synvirt.migrations.hosts.about import Hosts
 
-    free_bytes = partial(free_bytes_of, rooms.destination)
+    free_bytes = partial(free_bytes_shown, rooms.destination)
     return (
         host_files_router(settings.imports_dir, free_bytes=free_bytes, looking=looking),
         uploads_router(uploads, free_bytes=free_bytes, looking=looking),

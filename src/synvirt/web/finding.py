@@ -14,7 +14,7 @@ from typing import Any
 from fastapi.concurrency import run_in_threadpool
 from pydantic import TypeAdapter, ValidationError
 
-from synvirt.destinations import Destination, free_bytes_of
+from synvirt.destinations import Destination, free_bytes_shown
 from synvirt.errors import BadRequest, Internal, SynvirtError
 from synvirt.jobs.inspecting.looking import Looking
 from synvirt.keyring import Keyring
@@ -79,7 +79,7 @@ class Finder:
         """A destination that is away, or does not exist, is reported when the plan is submitted."""
         chosen = self.destinations.get(destination or next(iter(self.destinations)))
         with suppress(SynvirtError):
-            return manifest if chosen is None else with_room(manifest, free_bytes_of(chosen))
+            return manifest if chosen is None else with_room(manifest, free_bytes_shown(chosen))
         return manifest
 
     # ── secrets of remote files ──────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 import structlog
 
+from synvirt import destinations
 from synvirt.copying import request_bytes
 from synvirt.destinations import DestinationAway
 from synvirt.errors import InvalidPlan
@@ -24,7 +25,6 @@ from synvirt.fleet.model import (
     MemberState,
 )
 from synvirt.fleet.waves import change_members, give_back
-from synvirt.kvm import limit
 from synvirt.migrations.intake import check_plan
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
@@ -375,7 +375,7 @@ def test_a_member_waits_for_a_destination_that_is_away(night: Night, monkeypatch
         return free_bytes()
 
     monkeypatch.setattr(destination, "free_bytes", free_or_away)
-    monkeypatch.setattr(limit, "FOLDER_ANSWERS_S", 0.05 if hangs else 5)
+    monkeypatch.setattr(destinations, "ANSWERS_S", 0.05 if hangs else 30)
     checks_plans(night, monkeypatch)
     made = night.waves.create(wave({"id": "db"}))
     night.waves.go(made.id)
@@ -384,5 +384,5 @@ def test_a_member_waits_for_a_destination_that_is_away(night: Night, monkeypatch
     why = "the destination did not answer for 0.05 s" if hangs else "/srv/vms is not mounted"
     assert seen.members[0].waits_for == f"Its destination is away: {why}"
     back.set()
-    monkeypatch.setattr(limit, "FOLDER_ANSWERS_S", 5)
+    monkeypatch.setattr(destinations, "ANSWERS_S", 30)
     night.until(made.id, lambda seen: seen.state is W.COMPLETED)

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from synvirt.api.paging import PAGE_LIMIT, LastName, Limit, named_page
 from synvirt.api.routing import Routes
-from synvirt.destinations import Destination, free_bytes_of
+from synvirt.destinations import Destination, free_bytes_shown
 from synvirt.errors import SynvirtError
 from synvirt.model.values import Bytes, Model
 
@@ -51,7 +51,7 @@ def shown(destinations: Mapping[str, Destination], *, default: str | None = None
 def _shown(name: str, destination: Destination, *, default: bool) -> DestinationShown:
     free_bytes, problem = None, None
     try:
-        free_bytes = free_bytes_of(destination)
+        free_bytes = free_bytes_shown(destination)
     except SynvirtError as error:
         problem = error.detail
     return DestinationShown(name=name, kind=destination.kind, default=default, free_bytes=free_bytes, problem=problem)

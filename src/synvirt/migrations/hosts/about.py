@@ -13,10 +13,9 @@ from uuid import UUID
 import structlog
 
 from synvirt import __version__
-from synvirt.destinations import Destination, free_bytes_of
+from synvirt.destinations import Destination, free_bytes_of, shared_id_of
 from synvirt.errors import Conflict, SynvirtError, not_listed
 from synvirt.hypervisor import Hypervisor
-from synvirt.kvm import limit
 from synvirt.model.values import Bytes, Model, Time
 from synvirt.repeating import repeated
 from synvirt.store import Store
@@ -161,8 +160,8 @@ def _free(destination: Destination) -> int | None:
 
 def _shared_id(destination: Destination) -> str | None:
     try:
-        return limit.within(limit.FOLDER_ANSWERS_S, destination.shared_id)
-    except (SynvirtError, TimeoutError):
+        return shared_id_of(destination)
+    except SynvirtError:
         return None
 
 

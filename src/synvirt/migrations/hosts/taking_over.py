@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from synvirt.acting import submitter
+from synvirt.destinations import shared_id_of
 from synvirt.errors import Conflict, PersistFailed, SynvirtError
 from synvirt.jobs.instant import is_started
 from synvirt.jobs.lease import GRACE_S
@@ -133,7 +134,7 @@ class TakingOver:
         name = job.destination or job.plan.target.destination or next(iter(theirs), "")
         shared_id = theirs[name].shared_id if name in theirs else None
         here = self._rooms.destinations.get(name)
-        if shared_id is None or here is None or here.shared_id() != shared_id:
+        if shared_id is None or here is None or shared_id_of(here) != shared_id:
             raise Conflict(
                 f"destination {name!r} of host {lost.host} is not reached from here",
                 hint="wait for that host, or take it over by a restart",
