@@ -191,6 +191,8 @@ def refuse_unfit(rooms: Rooms, job: Migration) -> None:
     with found.at("target.destination"):
         refuse_unknown(name, rooms.destinations, "destination")
         free_bytes_of(rooms.destination_named(name))
+    with found.at("target"):
+        rooms.hypervisor.capacity()
     if job.manifest is not None and rooms.converts(job.plan, job.manifest):
         with found.at("conversion"):
             rooms.preparer.check()
