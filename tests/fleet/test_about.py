@@ -1,7 +1,9 @@
 """What a host says of itself to the others: true of each destination, also while another one does not answer."""
 
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,9 +82,6 @@ def test_who_waits_for_the_first_description_is_called_once(tmp_path: Path) -> N
 
 
 def test_a_destination_is_not_kept_for_having_been_asked(tmp_path: Path) -> None:
-    import gc
-    import weakref
-
     destination = DirectoryDestination(tmp_path)
     assert free_bytes_of(destination) > 0
     seen = weakref.ref(destination)

@@ -192,8 +192,9 @@ def _placed(
     for host in hosts:
         why = _why_not(need, host, left, used if rule == "apart" else {})
         stores = [] if why else [store for store in host.stores if need.destination in (None, store.name)]
-        answer = [store for store in stores if store.free_bytes is not None]
-        roomy = [store for store in answer if left.space[space_key(host, store)] >= need.size_bytes]
+        roomy = [
+            store for store in stores if store.free_bytes is not None and left.space[space_key(host, store)] >= need.size_bytes
+        ]
         if not roomy:
             refused.setdefault(why or _why_no_store(need, stores), []).append(host.name)
         for store in roomy:

@@ -132,8 +132,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
     found = Foreseen(plan)
     free_bytes: int | None = None
     with found.at("target.destination"):
-        refuse_unknown(plan.target.destination, rooms.destinations, "destination")
-        free_bytes = free_bytes_of(rooms.destination_named(plan.target.destination))
+        free_bytes = _free_bytes(rooms, plan.target.destination)
     if plan.source_ref.kind == "live_vm":
         _live(rooms, plan.source_ref, found)
     else:
@@ -187,16 +186,14 @@ def refuse_unfit(rooms: Rooms, job: Migration) -> None:
     """Refuses what a job from another host could not get past on this one, or would wait for here: a third host may have it. It
     does not ask the source."""
     found = Foreseen(job.plan, manifest=job.manifest)
-    name = job.destination or job.plan.target.destination
     with found.at("target.destination"):
-        refuse_unknown(name, rooms.destinations, "destination")
-        free_bytes_of(rooms.destination_named(name))
-    with found.at("target"):
-        rooms.hypervisor.capacity()
+        _free_bytes(rooms, job.destination or job.plan.target.destination)
     if job.manifest is not None and rooms.converts(job.plan, job.manifest):
         with found.at("conversion"):
             rooms.preparer.check()
-    networks_and_host(rooms, found)
+    with found.at("target"):
+        rooms.hypervisor.capacity()  # one that is away is asked for nothing else
+        networks_and_host(rooms, found)
     found.refused += found.waited_for
     refuse(found)
 
@@ -324,6 +321,12 @@ def _concerns(found: Foreseen, manifest: VmManifest) -> None:
 
 
 # ── here ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _free_bytes(rooms: Rooms, name: str | None) -> int:
+    """Of the destination of that name, or of the default. InvalidPlan, DiskWriteFailed."""
+    refuse_unknown(name, rooms.destinations, "destination")
+    return free_bytes_of(rooms.destination_named(name))
 
 
 def _networks(rooms: Rooms, found: Foreseen) -> None:
