@@ -177,24 +177,29 @@ def test_a_file_that_is_cut_off_is_never_read_as_zeros(missing: int, tmp_path: P
     reader.close()
 
 
-def test_a_compressed_cluster_that_is_cut_off_or_damaged_names_the_guest_offset(tmp_path: Path) -> None:
-    raw = raw_disk(tmp_path / "disk.raw")
-    for options in (["-c"], ["-c", "-o", "compression_type=zstd"]):
-        image = tmp_path / "disk.qcow2"
-        qemu("qemu-img", "convert", "-f", "raw", "-O", "qcow2", *options, raw.name, image.name, cwd=tmp_path)
+@pytest.mark.parametrize("cluster", [0, 18])
+@pytest.mark.parametrize("compression", ["zlib", "zstd"])
+def test_a_damaged_compressed_cluster_is_named_by_its_guest_offset(tmp_path: Path, compression: str, cluster: int) -> None:
+    """The first one, or one in the midst of a batch; read alone, in part, or with all others."""
+    raw, image, guest = raw_disk(tmp_path / "disk.raw"), tmp_path / "disk.qcow2", cluster * 64 * KIB
+    options = ["-c", "-o", f"compression_type={compression}"]
+    qemu("qemu-img", "convert", "-f", "raw", "-O", "qcow2", *options, raw.name, image.name, cwd=tmp_path)
+    reader = opened(image)
+    assert isinstance(reader, Qcow2Reader)
+    size = reader.size
+    _, entries = reader._mapping.clusters(next(reader._mapping.runs(guest, 64 * KIB)))
+    at = entries[0] & ((1 << 54) - 1)
+    reader.close()
+    for garbage in (bytes(8), b"\xff" * 8):
+        with image.open("r+b") as file:
+            file.seek(at)
+            file.write(garbage)
         reader = opened(image)
-        assert isinstance(reader, Qcow2Reader)
-        (run,) = [run for run in reader._mapping.runs(0, 64 * KIB) if run.start == 0]
-        at = run.host & ((1 << 54) - 1)
+        for offset, length in ((guest, 64 * KIB), (guest + 5, 700), (0, size)):
+            with pytest.raises(DiskReadFailed, match=f"guest offset {guest}: its compressed cluster is damaged"):
+                reader.read_into(offset, memoryview(bytearray(length)))
+        assert bytes_of(reader, guest + 64 * KIB, 64 * KIB) == raw.read_bytes()[guest + 64 * KIB : guest + 128 * KIB]
         reader.close()
-        for garbage in (bytes(100), b"\xff" * 100):
-            with image.open("r+b") as file:
-                file.seek(at)
-                file.write(garbage)
-            reader = opened(image)
-            with pytest.raises(DiskReadFailed, match="guest offset 0: its compressed cluster"):
-                reader.read_into(0, memoryview(bytearray(64 * KIB)))
-            reader.close()
 
 
 @pytest.mark.parametrize("options", [[], ["-c"]])

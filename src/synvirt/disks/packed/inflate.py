@@ -7,11 +7,13 @@ hides the library's names, isal is used, which is a quarter slower.
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from typing import Final, cast
 
 import deflate
 
 from synvirt.disks.packed import Damaged
+from synvirt.disks.packed.batches import One, Stream, address, addresses, unpack_each, unpack_one
 
 # libdeflate.h, enum libdeflate_result.
 _SUCCESS = 0
@@ -32,6 +34,16 @@ def inflate_raw(stream: memoryview, into: memoryview) -> int:
 def inflate_zlib(stream: memoryview, into: memoryview) -> int:
     """The same for a zlib stream (RFC 1950), whose checksum is verified unless it is cut."""
     return _inflate(_ZLIB, stream, into)
+
+
+def inflate_each_raw(packed: memoryview, streams: Sequence[Stream], into: memoryview) -> None:
+    """Inflates a batch of raw deflate streams (`batches.Each`). Damaged."""
+    _inflate_each(_RAW, inflate_raw, packed, streams, into)
+
+
+def inflate_each_zlib(packed: memoryview, streams: Sequence[Stream], into: memoryview) -> None:
+    """The same for zlib streams."""
+    _inflate_each(_ZLIB, inflate_zlib, packed, streams, into)
 
 
 class _Library:
@@ -64,15 +76,16 @@ class _Decompressor:
 
     def __call__(self, kind: int, stream: memoryview, into: memoryview) -> int:
         """How many bytes were filled; -1, when libdeflate refuses for any reason."""
-        result = self._library.decompress[kind](
-            self._state,
-            ctypes.addressof(ctypes.c_char.from_buffer(stream)),
-            stream.nbytes,
-            ctypes.addressof(ctypes.c_char.from_buffer(into)),
-            into.nbytes,
-            self._filled,
-        )
+        decompress = self._library.decompress[kind]
+        result = decompress(self._state, address(stream), stream.nbytes, address(into), into.nbytes, self._filled)
         return self._filled.value if result == _SUCCESS else -1
+
+    def each(self, kind: int, one: One, packed: memoryview, streams: Sequence[Stream], into: memoryview) -> None:
+        """Inflates a batch; what libdeflate refuses, by `one`. Damaged."""
+        decompress, state, filled = self._library.decompress[kind], self._state, self._filled
+        for stream, (source, length, target, size) in zip(streams, addresses(packed, streams, into), strict=True):
+            if decompress(state, source, length, target, size, filled) or filled.value != size:
+                unpack_one(one, packed, stream, into)
 
     def __del__(self) -> None:
         if self._state:
@@ -90,14 +103,26 @@ LIBDEFLATE = _library()
 _threads = threading.local()
 
 
+def _own(library: _Library) -> _Decompressor:
+    """This thread's."""
+    decompressor: _Decompressor | None = getattr(_threads, "decompressor", None)
+    if decompressor is None:
+        decompressor = _threads.decompressor = _Decompressor(library)
+    return decompressor
+
+
+def _inflate_each(kind: int, one: One, packed: memoryview, streams: Sequence[Stream], into: memoryview) -> None:
+    if LIBDEFLATE is None:
+        unpack_each(one, packed, streams, into)
+    else:
+        _own(LIBDEFLATE).each(kind, one, packed, streams, into)
+
+
 def _inflate(kind: int, stream: memoryview, into: memoryview) -> int:
     if not stream.nbytes or not into.nbytes:
         raise Damaged("it is empty")
     if LIBDEFLATE is not None:
-        decompressor: _Decompressor | None = getattr(_threads, "decompressor", None)
-        if decompressor is None:
-            decompressor = _threads.decompressor = _Decompressor(LIBDEFLATE)
-        filled = decompressor(kind, stream, into)
+        filled = _own(LIBDEFLATE)(kind, stream, into)
         if filled >= 0:
             return filled
     # libdeflate refuses a stream that goes on past `into`, and gives no reason for a damaged one.

@@ -6,9 +6,11 @@ it), writes into given memory. Where it is missing, the package is used.
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from synvirt.disks.packed import Damaged
+from synvirt.disks.packed.batches import Stream, address, addresses, unpack_each, unpack_one
 
 # A window larger than any cluster is useless to an honest writer, and costs memory for a hostile one.
 _WINDOW_BYTES_MAX = 8 << 20
@@ -25,6 +27,14 @@ def decompress(stream: memoryview, into: memoryview) -> int:
     if not stream.nbytes or not into.nbytes:
         raise Damaged("it is empty")
     return _by_package(stream, into) if LIBZSTD is None else LIBZSTD.decompress(stream, into)
+
+
+def decompress_each(packed: memoryview, streams: Sequence[Stream], into: memoryview) -> None:
+    """Decompresses a batch of frames (`batches.Each`). Damaged."""
+    if LIBZSTD is None:
+        unpack_each(decompress, packed, streams, into)
+    else:
+        LIBZSTD.decompress_each(packed, streams, into)
 
 
 class _Library:
@@ -46,13 +56,25 @@ class _Library:
         )
 
     def decompress(self, stream: memoryview, into: memoryview) -> int:
+        source = address(stream)
+        length = self._checked(self._frame_bytes(source, stream.nbytes))
+        filled: int = self._decompress(self._context(), address(into), into.nbytes, source, length)
+        return self._checked(filled)
+
+    def decompress_each(self, packed: memoryview, streams: Sequence[Stream], into: memoryview) -> None:
+        context, frame_bytes, decompress_frame = self._context(), self._frame_bytes, self._decompress
+        for stream, (source, length, target, size) in zip(streams, addresses(packed, streams, into), strict=True):
+            frame = frame_bytes(source, length)
+            # An error is a number greater than any length.
+            if frame > length or decompress_frame(context, target, size, source, frame) != size:
+                unpack_one(decompress, packed, stream, into)
+
+    def _context(self) -> int:
+        """This thread's."""
         context: _Context | None = getattr(_threads, "context", None)
         if context is None:
             context = _threads.context = _Context(self)
-        source = _address(stream)
-        length = self._checked(self._frame_bytes(source, stream.nbytes))
-        filled: int = self._decompress(context.handle, _address(into), into.nbytes, source, length)
-        return self._checked(filled)
+        return context.handle
 
     def _checked(self, result: int) -> int:
         if self._is_error(result):
@@ -65,7 +87,7 @@ class _Context:
 
     def __init__(self, library: _Library) -> None:
         self._library = library
-        self.handle = library.create()
+        self.handle: int = library.create()
         if not self.handle:
             raise MemoryError
 
@@ -77,10 +99,6 @@ class _Context:
 def _typed(function: Any, result: type, *arguments: type) -> Any:
     function.restype, function.argtypes = result, arguments
     return function
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _library() -> _Library | None:

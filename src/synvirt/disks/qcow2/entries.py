@@ -18,6 +18,8 @@ from synvirt.errors import MalformedArchive
 OFFSET_MASK: Final = 0x00FF_FFFF_FFFF_FE00
 _COPIED: Final = 1 << 63
 _COMPRESSED: Final = 1 << 62
+# Of a compressed cluster's entry: offset and length, without the flags.
+DESCRIPTOR_MASK: Final = _COMPRESSED - 1
 _READS_AS_ZERO: Final = 1
 _WORD: Final = (1 << 64) - 1
 # An extended entry's bitmap: a bit for each allocated subcluster, and 32 bits above these one for each that is zeros.
@@ -30,7 +32,7 @@ _NOTHING: Final = -1
 
 
 class Kind:
-    """What a run is: not in this image (so the backing file's, or zeros), zeros, plain bytes, or one compressed cluster."""
+    """What a run is: not in this image (so the backing file's, or zeros), zeros, plain bytes, or compressed clusters."""
 
     # Plain numbers: to look up a member of an enumeration takes longer than what else is done for a run.
     BACKING: Final = 0
@@ -43,8 +45,7 @@ BACKING, ZERO, DATA, COMPRESSED = Kind.BACKING, Kind.ZERO, Kind.DATA, Kind.COMPR
 
 # A table or a part of one, 8 bytes a number.
 Words: TypeAlias = "array[int]"
-# Where a run begins in the guest's disk, its kind, and its host: the offset in the data file (DATA), the L2 entry without its
-# flags, which is offset and length (COMPRESSED), or any number.
+# Where a run begins in the guest's disk, its kind, and its host: the offset in the data file (DATA), or any number.
 Begin = tuple[int, int, int]
 
 
@@ -79,11 +80,13 @@ class Entries:
                 host = entry & OFFSET_MASK
                 if host and not entry & odd:
                     kind = DATA
+                elif entry & _COMPRESSED and last == COMPRESSED:
+                    continue
                 elif entry:
                     kind, host = self._odd_cluster(entry, at)
                 else:
                     kind = BACKING
-                if kind != last or kind >= DATA:
+                if kind != last or kind == DATA:
                     yield at, kind, host
                     last = kind
                 step = cluster_size if host or kind == DATA else 0
@@ -91,9 +94,10 @@ class Entries:
 
     def _odd_cluster(self, entry: int, guest: int) -> tuple[int, int]:
         """Kind and host of any standard entry."""
-        if entry & _COMPRESSED:
-            return COMPRESSED, self._compressed(entry, guest)
         host = entry & OFFSET_MASK
+        if entry & _COMPRESSED:
+            self._check_compressed(guest)
+            return COMPRESSED, host
         if entry & _READS_AS_ZERO:
             if self._version == 2:
                 raise self._refused(guest, "is marked as zeros, which a version 2 image cannot")
@@ -115,7 +119,9 @@ class Entries:
                 expected += step
                 continue
             if entry & _COMPRESSED:  # its bitmap has no meaning
-                yield at, COMPRESSED, self._compressed(entry, at)
+                if last != COMPRESSED:
+                    self._check_compressed(at)
+                    yield at, COMPRESSED, 0
                 last, expected = COMPRESSED, _NOTHING
                 continue
             host, data, zero = entry & OFFSET_MASK, bitmap & _ALL, bitmap >> _SUBCLUSTERS
@@ -153,11 +159,9 @@ class Entries:
         if self._external and host != guest:
             raise self._refused(guest, "lies elsewhere in the external data file")
 
-    def _compressed(self, entry: int, guest: int) -> int:
-        """The entry without its flags, with offset and length."""
+    def _check_compressed(self, guest: int) -> None:
         if self._external:
             raise self._refused(guest, "is compressed, which an external data file's cannot be")
-        return entry & (_COMPRESSED - 1)
 
     def _refused(self, guest: int, what: str) -> MalformedArchive:
         return MalformedArchive(f"{self._name}: the cluster at guest offset {guest} {what}")

@@ -24,19 +24,18 @@ from synvirt.errors import MalformedArchive
 
 _WINDOW_BYTES: Final = 64 << 10
 _WORD_BYTES: Final = 8
+_NO_WORDS = array("Q")
 # 32 MiB, which map 256 GiB in clusters of 64 KiB, as QEMU's cache does.
 _WINDOWS_MAX: Final = (32 << 20) // _WINDOW_BYTES
 
 
 class Run(NamedTuple):
-    """Guest bytes `start` to `end`. `host`: their offset in the data file (DATA); the L2 entry (COMPRESSED), of whose cluster
-    the first `skip` bytes are not wanted."""
+    """Guest bytes `start` to `end`. `host`: their offset in the data file, where they are plain (DATA)."""
 
     start: int
     end: int
     kind: int
     host: int
-    skip: int
 
 
 class WindowCache:
@@ -114,7 +113,7 @@ class Mapping:
         """The runs of the whole disk; lazy, and as fast over unmapped parts as `spans`."""
         for start, end, index in self._windows():
             if index is None:
-                yield Run(start, end, BACKING, 0, 0)
+                yield Run(start, end, BACKING, 0)
             else:
                 yield from self._runs(index, start, end)
 
@@ -123,7 +122,12 @@ class Mapping:
         for (at, kind, host), (following, _, _) in pairwise(chain(self._begins(index, start, end), ((end, BACKING, 0),))):
             if following > start:
                 skip = max(0, start - at)
-                yield Run(at + skip, following, kind, host + skip if kind == DATA else host, skip)
+                yield Run(at + skip, following, kind, host + skip)
+
+    def clusters(self, run: Run) -> tuple[int, Words]:
+        """The L2 entries of a run of compressed clusters, and the guest's offset where the first cluster begins."""
+        words, first = self._words(run.start // self._geometry.guest_bytes, run.start, run.end)
+        return first, words[:: self._header.l2_entry_bytes // _WORD_BYTES]
 
     def spans(self, holes: Holes) -> Iterator[tuple[int, int, int]]:
         """The whole disk as (start, end, kind): like runs, but compressed clusters are DATA, ranges in `holes` of the data file
@@ -167,13 +171,17 @@ class Mapping:
 
     def _begins(self, index: int, start: int, end: int) -> Iterator[Begin]:
         """The beginnings of the runs from `start` to `end`, both in one window; the first may lie earlier in its cluster."""
+        words, guest = self._words(index, start, end)
+        return self._entries.begins(words, guest, end) if words else iter(((start, BACKING, 0),))
+
+    def _words(self, index: int, start: int, end: int) -> tuple[Words, int]:
+        """The L2 entries of the clusters from `start` to `end` in one window, none where there is no table; and where the first
+        cluster begins."""
         window = self._window(index)
-        if window is None:
-            return iter(((start, BACKING, 0),))
         cluster_size, words = self._header.cluster_size, self._header.l2_entry_bytes // _WORD_BYTES
         guest = index * self._geometry.guest_bytes
         first, last = (start - guest) // cluster_size, -(-(end - guest) // cluster_size)
-        return self._entries.begins(window[first * words : last * words], guest + first * cluster_size, end)
+        return window[first * words : last * words] if window is not None else _NO_WORDS, guest + first * cluster_size
 
     def _window(self, index: int) -> "Words | None":
         """None, where there is no L2 table."""

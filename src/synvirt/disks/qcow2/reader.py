@@ -25,14 +25,14 @@ from synvirt.disks.qcow2.bitmaps import Bitmap, bitmaps, dirty_extents, named
 from synvirt.disks.qcow2.entries import Kind
 from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest
 from synvirt.disks.qcow2.header import ENCRYPTIONS, Header, Incompatible, read_header
-from synvirt.disks.qcow2.mapping import Mapping, WindowCache
+from synvirt.disks.qcow2.mapping import Mapping, Run, WindowCache
 from synvirt.disks.qcow2.named_files import Chain, open_backing_file, open_data_file
 from synvirt.disks.raw.holes import Holes
 from synvirt.disks.roots import Root
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
 
 if TYPE_CHECKING:  # loaded for images that need it
-    from synvirt.disks.qcow2.compressed import CompressedClusters, Wanted
+    from synvirt.disks.qcow2.compressed import CompressedClusters
 
 # For a disk's first data: an image may have a million runs without any.
 _RUNS_LOOKED_AT = 1000
@@ -81,7 +81,7 @@ class Qcow2Reader:
     @property
     def piece_bytes(self) -> int:
         """0, if the first cluster with data is compressed: so are most of the others then."""
-        kinds = (kind for _, _, kind, _, _ in islice(self._mapping.all_runs(), _RUNS_LOOKED_AT))
+        kinds = (kind for _, _, kind, _ in islice(self._mapping.all_runs(), _RUNS_LOOKED_AT))
         compressed = next((kind for kind in kinds if kind in (Kind.DATA, Kind.COMPRESSED)), None) == Kind.COMPRESSED
         return 0 if compressed else piece_bytes(*self._files)
 
@@ -103,7 +103,7 @@ class Qcow2Reader:
     def places(self) -> Iterator[Place]:
         """Plain clusters lie unchanged in the file, and so may parts of the backing file (see `disks.raw.cloning`)."""
         data, backing = FilePlaces(self._data), FilePlaces(self._backing)
-        for start, end, kind, host, _ in self._mapping.all_runs():
+        for start, end, kind, host in self._mapping.all_runs():
             if kind == Kind.DATA:
                 yield from data.between(host, host + end - start, start)
             elif kind == Kind.BACKING:
@@ -123,27 +123,28 @@ class Qcow2Reader:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
             raise DiskReadFailed(f"{self._name}: {len(buffer)} bytes at offset {offset} are outside its {self.size}")
-        compressed: list[Wanted] = []
-        for start, end, kind, host, skip in self._mapping.runs(offset, len(buffer)):
+        compressed: list[Run] = []
+        for run in self._mapping.runs(offset, len(buffer)):
+            start, end, kind, host = run
             into = buffer[start - offset : end - offset]
             match kind:
                 case Kind.DATA:
                     self._read_data(host, into, start)
                 case Kind.COMPRESSED:
-                    compressed.append(self._compressed.wanted(host, start, skip, into))
+                    compressed.append(run)
                 case Kind.BACKING:
                     self._read_backing(start, into)
                 case _:
                     fill_zeros(into)
         if compressed:
-            self._compressed.read(compressed)
+            self._compressed.read(compressed, offset, buffer)
 
     @cached_property
     def _compressed(self) -> "CompressedClusters":
         """Made for the first compressed cluster: most images have none, and inflaters take a while to load."""
         from synvirt.disks.qcow2.compressed import CompressedClusters
 
-        return CompressedClusters(self._over, self.header, self._name)
+        return CompressedClusters(self._over, self.header, self._mapping, self._name)
 
     def _read_data(self, host: int, into: memoryview, guest: int) -> None:
         self._refuse_cut(host, len(into), guest)
@@ -158,11 +159,11 @@ class Qcow2Reader:
 
     def check_whole(self) -> None:
         """DiskReadFailed, where the file, or its backing file, ends before a cluster of the disk. It reads only the tables."""
-        for start, end, kind, host, _ in self._mapping.all_runs():
-            if kind == Kind.DATA:
-                self._refuse_cut(host, end - start, start)
-            elif kind == Kind.COMPRESSED:
-                self._compressed.refuse_cut(host, start)
+        for run in self._mapping.all_runs():
+            if run.kind == Kind.DATA:
+                self._refuse_cut(run.host, run.end - run.start, run.start)
+            elif run.kind == Kind.COMPRESSED:
+                self._compressed.refuse_cut(run)
         check_whole(self._backing)
 
     def _read_backing(self, guest: int, into: memoryview) -> None:
