@@ -80,6 +80,8 @@ def images(tmp_path: Path) -> Path:
     for compression in ("zlib", "zstd"):
         options = ["-c", "-o", f"compression_type={compression}"]
         subprocess.run(["qemu-img", "convert", "-O", "qcow2", *options, content, tmp_path / f"{compression}.qcow2"], check=True)
+    description, disk = appliances.description("virtualbox"), (tmp_path / "stream.vmdk").read_bytes()
+    appliances.archive(tmp_path / "plain.ova", {"virtualbox.ovf": description, "disk1.vmdk": disk})
     return tmp_path
 
 
@@ -95,6 +97,7 @@ def images(tmp_path: Path) -> Path:
         ("disk.vhdx", 168),
         ("disk.vhd", 160),
         ("disk.vdi", 157),
+        ("plain.ova", 209),
     ],
 )
 @pytest.mark.parametrize("command", ["info", "convert"])

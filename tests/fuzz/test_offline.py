@@ -15,13 +15,13 @@ from synvirt import xml_document
 from synvirt.disks import tar
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import MalformedArchive, SynvirtError, UnsupportedFormat
-from synvirt.offline.ovf import description as ovf
 from synvirt.offline.ovf import manifest_file
 from synvirt.offline.registry import IMPORTERS
 from synvirt.offline.vbox import machine as virtualbox
 from synvirt.offline.vmx import configuration as vmx
 from synvirt.offline.xva import geneva, ova_xml
 from tests.offline import appliances, vbox_machines
+from tests.offline import parsing as ovf
 from tests.offline.xva import geneva_exports, ova_xml_text
 
 DESCRIPTIONS = sorted(path.stem for path in appliances.DESCRIPTIONS.glob("*.ovf"))

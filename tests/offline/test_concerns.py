@@ -9,12 +9,12 @@ import pytest
 from synvirt import programs, xml_document
 from synvirt.machines import concerns
 from synvirt.model.machine import VmManifest
-from synvirt.offline.ovf import description as ovf
 from synvirt.offline.registry import detect
 from synvirt.offline.vbox import machine as virtualbox
 from synvirt.offline.vmx import configuration as vmx
 from synvirt.offline.xva import ova_xml
 from tests.offline import appliances, test_partitions, vbox_machines
+from tests.offline import parsing as ovf
 from tests.offline.xva import ova_xml_text
 from tests.offline.xva.ova_xml_text import Value
 

@@ -9,16 +9,18 @@ from synvirt.disks import open_reader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
 from synvirt.offline.known_by import root_of
-from synvirt.offline.ovf import description as ovf
+from synvirt.offline.ovf import disks
+from synvirt.offline.ovf.description import Description
 from synvirt.offline.ovf.folder import OvfFolder
 from synvirt.offline.vmx import configuration as vmx
 from synvirt.sizes import GIB, MIB
 from synvirt.xml_document import parse as parse_xml
 from tests.offline import appliances
+from tests.offline import parsing as ovf
 from tests.offline.hyperv import hyperv_exports
 
 
-def parsed(*changes: tuple[str, str], name: str = "ovftool", vm: str | None = None) -> ovf.Description:
+def parsed(*changes: tuple[str, str], name: str = "ovftool", vm: str | None = None) -> Description:
     text = appliances.description(name).decode()
     for old, new in changes:
         assert old in text
@@ -147,8 +149,8 @@ def test_ovirt_says_what_a_volume_is_beside_a_format_that_never_fits(attribute: 
         '<Disk ovf:diskId="system" ovf:fileRef="a" ovf:size="1" ovf:format="http://www.vmware.com/specifications/vmdk.html#sparse"'
         f' ovf:volume-format="{attribute}"/>'
     )
-    description = ovf.parse(_envelope(disk, CPU + MEMORY + SYSTEM_ITEM), "x.ovf")
-    assert description.sources["system"].format == known
+    found = disks.parse(_envelope(disk, CPU + MEMORY + SYSTEM_ITEM), "x.ovf")
+    assert found.disks["system"].source.format == known
 
 
 def test_a_raw_disk_of_ovirt_is_read(tmp_path: Path) -> None:

@@ -27,13 +27,13 @@ from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import Target
 from synvirt.offline.hyperv.export import VmcxExport
-from synvirt.offline.ovf import description as ovf
 from synvirt.offline.vbox import machine as vbox
 from synvirt.offline.vmx import configuration as vmx
 from synvirt.offline.xva import ova_xml
 from synvirt.xml_document import parse
 from tests.kvm.test_foreign_domain import REACHING
 from tests.offline import appliances, vbox_machines
+from tests.offline import parsing as ovf
 from tests.offline.hyperv import hyperv_exports
 from tests.offline.xva import ova_xml_text
 

@@ -1,7 +1,6 @@
 """Values in untrusted descriptions: cleaned or refused before they are used as names and numbers."""
 
 import re
-from uuid import UUID
 
 # Names become file names, domain names and log lines.
 _NAME_MAX_CHARS = 255
@@ -28,5 +27,7 @@ def uuid_of(*candidates: str) -> str | None:
     for candidate in candidates:
         digits = re.sub(r"[\s{}-]", "", candidate)
         if re.fullmatch(r"[0-9a-fA-F]{32}", digits):
+            from uuid import UUID  # an OVA's disks are opened without it
+
             return str(UUID(digits))
     return None

@@ -1,6 +1,7 @@
 """Disks of appliances in archives: their formats, chunks and compression, and what they tell about the guest."""
 
 import gzip
+import re
 import zlib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from synvirt.offline import OpenedDisk
+from synvirt.offline.ovf import members
 from synvirt.sizes import MIB
 from tests.contracts.readers import read_all
 from tests.offline import appliances, test_partitions
@@ -247,3 +249,28 @@ def test_firmware_that_is_not_said_is_what_the_disk_boots_by(
     vm = inspected(appliances.archive(tmp_path / "a.ova", {"a.ovf": text, "disk1.qcow2": image}))
     assert vm.firmware == firmware
     assert ("uefi-state-lost" in concern_ids(vm)) == (firmware == "uefi")
+
+
+@pytest.mark.parametrize("ovf", sorted(appliances.DISKS))
+def test_the_disks_alone_are_those_of_the_machine(ovf: str, tmp_path: Path) -> None:
+    """As the command line opens them, which does not wait for all that a machine is made of."""
+    path = appliances.archive(tmp_path / "a.ova", appliances.appliance(ovf))
+    assert list(members.disks(path, tmp_path).items()) == [(disk.key, opened(path, disk.key)) for disk in inspected(path).disks]
+
+
+def test_a_disk_that_two_items_name_is_there_once_and_one_that_none_names_comes_last(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
+    text = files.pop("virtualbox.ovf").decode()
+    del files["virtualbox.mf"]
+    disk = re.search(r"<Disk [^>]*>", text)
+    assert disk is not None
+    first = disk[0].replace('diskId="vmdisk1"', 'diskId="unnamed"')
+    assert first != disk[0]
+    item = re.search(r"<Item>(?:(?!</Item>).)*/disk/vmdisk1.*?</Item>", text, re.DOTALL)
+    assert item is not None
+    text = text.replace(disk[0], first + disk[0]).replace(item[0], item[0] * 2)
+    path = appliances.archive(tmp_path / "a.ova", {"virtualbox.ovf": text.encode(), **files})
+    vm = inspected(path)
+    assert [disk.key for disk in vm.disks] == list(members.disks(path, tmp_path)) == ["vmdisk1", "unnamed"]
+    assert {"disk-named-twice:vmdisk1", "disk-unattached:unnamed"} <= concern_ids(vm)

@@ -4,9 +4,9 @@ import pytest
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
-from synvirt.offline.ovf import description as ovf
 from synvirt.sizes import GIB, MIB
 from tests.offline import appliances
+from tests.offline import parsing as ovf
 
 SCSI_DISK = (
     "<Item><rasd:InstanceID>4</rasd:InstanceID><rasd:Parent>3</rasd:Parent><rasd:ResourceType>17</rasd:ResourceType>"

@@ -28,7 +28,8 @@ from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import Disk, Snapshot, VmManifest
 from synvirt.nearest import in_short
 from synvirt.offline import OpenedDisk, facts_of_disks, files
-from synvirt.offline.files import FileRange, Folder, Measured
+from synvirt.offline.facts_of_disks import Measured
+from synvirt.offline.files import FileRange, Folder
 from synvirt.offline.hyperv import machine as vmcx_machine
 from synvirt.offline.hyperv import storage as vmcx_storage
 from synvirt.offline.hyperv import xml as vmcx_xml
@@ -204,7 +205,7 @@ def _is_saved(folder: Folder, configuration: str) -> bool:
 def _measured(export: _Export, disk: Disk, drive: Drive) -> Measured:
     if drive.physical:
         return Measured(disk, concerns=(concerns.raw_device(disk.key, "a disk that the Hyper-V host passed through"),))
-    return files.measured(disk, lambda _: _spec(export, disk.key, drive))
+    return facts_of_disks.measured(disk, lambda _: _spec(export, disk.key, drive))
 
 
 def _spec(export: _Export, key: str, drive: Drive) -> ReaderSpec:

@@ -2,15 +2,14 @@
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from synvirt.disks.roots import Root, raw_spec
 from synvirt.disks.specs import BlankSpec, GzipSpec, JoinedSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.model.machine import Disk
 from synvirt.offline import files
 from synvirt.offline.files import FileRange
-from synvirt.offline.ovf.description import DiskSource, FileReference
+from synvirt.offline.ovf.disks import Declared, FileReference
 
 # More chunks than any appliance has, and fewer than the 9 digits of their names can count.
 _CHUNKS_MAX = 100_000
@@ -19,8 +18,7 @@ _HEAD_BYTES = 64 << 10
 _OVERHEAD_SHARE, _OVERHEAD_BYTES = 64, 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """The bytes of a disk's file: how to read them, and the ranges of host files with them (for their digests). `head` is their
     beginning, if only inflating gives it; `measurable` is false, where their length is unknown."""
 
@@ -33,8 +31,9 @@ class Content:
 Find = Callable[[str], FileRange | None]
 
 
-def content_of(disk: Disk, source: DiskSource, find: Find, *, root: Root, label: str) -> Content:
+def content_of(disk: Declared, find: Find, *, root: Root, label: str) -> Content:
     """`find` finds a file of the package `label` by its href. UnsupportedFormat, MalformedArchive."""
+    source = disk.source
     if source.parent:
         raise UnsupportedFormat(
             f"disk {disk.key!r} holds only what differs from disk {source.parent!r}",

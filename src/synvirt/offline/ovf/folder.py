@@ -9,6 +9,7 @@ from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import VmManifest
 from synvirt.offline import OpenedDisk, files
 from synvirt.offline.ovf import package as ovf_package
+from synvirt.offline.ovf.opening import Opened, description_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class OvfFolder:
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
         package = _Folder(path, root)
-        return ovf_package.inspect(package, package.chosen or ovf_package.description_name(package), self.vm)
+        return ovf_package.inspect(package, package.chosen or description_name(package), self.vm)
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         package = _Folder(path, root)
-        return ovf_package.open_disk(package, package.chosen or ovf_package.description_name(package), disk_key, self.vm)
+        return Opened(package, package.chosen or description_name(package), self.vm).open(disk_key)
 
 
 class _Folder(files.Folder):

@@ -5,14 +5,18 @@ EthernetPortItem, too. `InstanceId` is OVF 0.9's and oVirt's spelling. Names: se
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive
-from synvirt.model.machine import DiskBus, Nic
+from synvirt.offline.ovf import envelope
 from synvirt.offline.units import quantity_bytes
 from synvirt.xml_document import attribute, child, children, text
+
+if TYPE_CHECKING:  # the command line opens disks, and does not wait for pydantic
+    from synvirt.model.machine import DiskBus
 
 # A real VM has a few dozen; VMware's maximum (4 SCSI, 4 SATA, 4 NVMe controllers, all full) is under 400.
 _ITEMS_MAX = 2000
@@ -25,9 +29,9 @@ _CPU, _MEMORY, _NIC = 3, 4, 10
 _REMOVABLE = frozenset({14, 15, 16})
 # Serial and parallel ports; one with an address is a file, a device or a connection of the host.
 _PORTS = frozenset({21, 22})
-_CONTROLLERS: dict[int, DiskBus] = {5: "ide", 6: "scsi", 7: "scsi", 8: "scsi", 20: "sata"}
+_CONTROLLERS: "dict[int, DiskBus]" = {5: "ide", 6: "scsi", 7: "scsi", 8: "scsi", 20: "sata"}
 # «Other storage device» (20) and vendors' own types have their kind in ResourceSubType, in VMware's or VirtualBox's words.
-_SUBTYPES: tuple[tuple[str, DiskBus], ...] = (
+_SUBTYPES: "tuple[tuple[str, DiskBus], ...]" = (
     ("nvme", "nvme"),
     ("ahci", "sata"),
     ("sata", "sata"),
@@ -41,13 +45,12 @@ _REFERENCE = re.compile(r"(?:ovf:)?/{0,2}(?:(disk|file)/)?(.+)", re.IGNORECASE)
 _PASSTHROUGH = re.compile(r"vmware\.pci\.passthrough|vmware\.scsi\.passthrough|vmware\.usb\.host", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(NamedTuple):
     """A hard disk item: its place, and the id of its content."""
 
     instance: str
     references: tuple[str, ...]
-    bus: DiskBus | None
+    bus: "DiskBus | None"
     controller: str
     unit: int | None
     name: str
@@ -55,8 +58,17 @@ class Attachment:
     boot_order: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Adapter(NamedTuple):
+    """A NIC item, as `model.machine.Nic` has it."""
+
+    key: str
+    mac: str | None
+    model: str
+    network: str
+    connected: bool
+
+
+class Hardware(NamedTuple):
     """`cpu_count` and `memory_bytes` are None, where no item has them. `media_references`: ids of disks or files in drives for
     removable media, with CD images."""
 
@@ -65,22 +77,27 @@ class Hardware:
     cores_per_socket: int = 1
     memory_bytes: int | None = None
     attachments: tuple[Attachment, ...] = ()
-    nics: tuple[Nic, ...] = ()
+    nics: tuple[Adapter, ...] = ()
     media: tuple[str, ...] = ()
     media_references: frozenset[str] = frozenset()
     passthrough: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
     tpm: bool = False
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class _Controller:
-    bus: DiskBus
+class _Controller(NamedTuple):
+    bus: "DiskBus"
     name: str
 
 
-def parse(section: Element, configuration: str) -> Hardware:
+def of(opened: envelope.Envelope) -> Hardware:
+    """The hardware of the envelope's machine."""
+    section = envelope.section(opened.system, "VirtualHardwareSection")
+    return Hardware() if section is None else _parsed(section, envelope.configuration(opened.root))
+
+
+def _parsed(section: Element, configuration: str) -> Hardware:
     """`configuration` is the deployment option whose items count (DSP0243 clause 9.8); empty where there are none."""
     items = _chosen_items(section, configuration)
     controllers = _controllers(items)
@@ -150,7 +167,7 @@ def _controllers(items: list[Element]) -> dict[str, _Controller]:
     return found
 
 
-def _controller_bus(item: Element) -> DiskBus | None:
+def _controller_bus(item: Element) -> "DiskBus | None":
     kind = _type(item)
     if kind not in _CONTROLLERS or _is_disk(item):
         return None
@@ -204,10 +221,10 @@ def _resources(item: Element) -> Iterator[str]:
             yield match[2].rpartition("/")[2]
 
 
-def _nic(item: Element, number: int) -> Nic:
+def _nic(item: Element, number: int) -> Adapter:
     mac = _MAC.fullmatch(text(item, "Address") or text(item, "MACAddress"))
     model = text(item, "ResourceSubType")
-    return Nic(
+    return Adapter(
         key=_instance(item) or f"nic{number}",
         mac=":".join(mac.groups()).lower() if mac else None,
         model=_OVIRT_NICS.get(model, model.lower()),

@@ -7,8 +7,7 @@ SHA2-256(appliance.ovf)= 3f2a…    openssl 3
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from synvirt.errors import MalformedArchive
 
@@ -28,8 +27,7 @@ _TAGGED = re.compile(r"([A-Za-z0-9-]{2,12})\s*\((.+)\)\s*=\s*([0-9a-fA-F]+)")
 _SUM = re.compile(r"([0-9a-fA-F]+) [ *](.+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(NamedTuple):
     """A digest of the manifest: the algorithm, and the value in hexadecimal digits."""
 
     algorithm: Algorithm

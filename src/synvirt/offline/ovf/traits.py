@@ -48,5 +48,5 @@ def nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:
     """VirtualBox writes an item for each enabled adapter, in order, and the MAC addresses only in its own part."""
     macs = [adapter.mac for adapter in virtualbox.nics(machine)]
     if len(macs) != len(hardware.nics):
-        return hardware.nics
-    return tuple(nic.model_copy(update={"mac": nic.mac or mac}) for nic, mac in zip(hardware.nics, macs, strict=True))
+        macs = [None] * len(hardware.nics)
+    return tuple(Nic(**nic._replace(mac=nic.mac or mac)._asdict()) for nic, mac in zip(hardware.nics, macs, strict=True))

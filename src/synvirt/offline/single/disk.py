@@ -32,7 +32,7 @@ def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
         boot_order=1,
         source_path=path.name,
     )
-    measured = files.measured(disk, lambda _: _spec(path, root, image_format))
+    measured = facts_of_disks.measured(disk, lambda _: _spec(path, root, image_format))
     layout = measured.layout
     found = [concerns.assumed_hardware(), *measured.concerns]
     if newer := children_beside(path, root):

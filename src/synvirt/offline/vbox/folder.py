@@ -38,7 +38,7 @@ class VboxFolder:
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
         folder, machine = _read(path, root)
-        measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
+        measured = [facts_of_disks.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
         manifest = facts_of_disks.completed(machine.manifest, measured)
         disks = tuple(disk.model_copy(update={"source_path": _place(machine, disk)}) for disk in manifest.disks)
         return manifest.model_copy(update={"disks": disks})

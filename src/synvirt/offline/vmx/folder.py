@@ -31,7 +31,7 @@ class VmxFolder:
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
         folder, name, machine = _read(path, root)
-        measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
+        measured = [facts_of_disks.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
         taken = _snapshots(folder, name)
         found = [concerns.snapshots_present(len(taken))] if taken else []
         if _is_locked(folder):

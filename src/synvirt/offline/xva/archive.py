@@ -20,8 +20,8 @@ from synvirt.machines import concerns, partitions
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.offline import OpenedDisk, facts_of_disks
-from synvirt.offline.files import Measured
-from synvirt.offline.ovf.archive import Members
+from synvirt.offline.facts_of_disks import Measured
+from synvirt.offline.ovf.members import Members
 from synvirt.offline.xva import geneva, ova_xml
 from synvirt.xml_document import DOCUMENT_MAX_BYTES, local, parse
 

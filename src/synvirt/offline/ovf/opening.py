@@ -1,0 +1,173 @@
+"""What an OVA and an OVF folder have in common: a description, perhaps a manifest of digests, and files for the disks.
+
+A disk is read in place, as a range of a host file, and never unpacked. Its format is known by its first bytes. The copy checks
+its digest in the same pass (`ChecksumSpec`); the description's digest is checked here. `package` says what machine it is.
+"""
+
+import posixpath
+from collections.abc import Iterable
+from typing import Protocol
+from urllib.parse import unquote
+
+from synvirt.disks.roots import Root, raw_spec
+from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
+from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
+from synvirt.nearest import in_short
+from synvirt.offline import OpenedDisk, files
+from synvirt.offline.files import FileRange
+from synvirt.offline.ovf import disks, manifest_file
+from synvirt.offline.ovf.content import Content, content_of
+from synvirt.offline.ovf.disks import Declared, FileReference
+from synvirt.offline.ovf.manifest_file import MANIFEST_MAX_BYTES, Digest
+from synvirt.xml_document import DOCUMENT_MAX_BYTES
+
+
+class Package(Protocol):
+    """The files of a package. `label` names it in errors; `root` is the folder of all files that may be opened; `inner_root`
+    the folder in which a disk image may name further files, None where it may not."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def root(self) -> Root: ...
+    @property
+    def inner_root(self) -> Root | None: ...
+    def names(self) -> Iterable[str]: ...
+    def find(self, name: str) -> FileRange | None: ...
+
+
+def description_name(package: Package) -> str:
+    """The package's only .ovf; the one at the top, where folders have more."""
+    found = [name for name in package.names() if files.has_suffix(name, ".ovf")]
+    shallowest = min((name.count("/") for name in found), default=0)
+    top = [name for name in found if name.count("/") == shallowest]
+    if not top:
+        raise UnsupportedFormat(f"{package.label} has no description (.ovf) in it")
+    if len(top) > 1:
+        raise MalformedArchive(
+            f"{package.label} has {len(top)} descriptions: {in_short(sorted(top))}",
+            hint="An appliance has one .ovf. Import a folder's .ovf file by its own path.",
+        )
+    return top[0]
+
+
+class Opened:
+    """A package with its description and digests, read and verified. `vm`: one machine of several."""
+
+    def __init__(self, package: Package, name: str, vm: str | None) -> None:
+        self._package = package
+        self._name = name
+        self.data = files.read_all(require(package, name), package.root, DOCUMENT_MAX_BYTES)
+        self.manifest_name, self._digests = _digests(package, name)
+        self._verify_description()
+        self.parsed = disks.parse(self.data, name, vm)
+        # In the order of the machine's disks.
+        self.disks = {disk.key: disk for _, disk in self.parsed.attached()}
+
+    def open(self, disk_key: str) -> OpenedDisk:
+        """How that disk is read. NotFound, UnsupportedFormat, MalformedArchive."""
+        disk = self.disks.get(disk_key)
+        if disk is None:
+            raise NotFound(f"{self._package.label} has no disk {disk_key!r}")
+        content = self.content(disk)
+        root = self._package.root
+        checksums = (_checksum(part, self._digests[part.name], root) for part in content.parts if part.name in self._digests)
+        return OpenedDisk(self.spec(disk, content), tuple(checksums))
+
+    def is_digested(self, file: FileReference) -> bool:
+        """Whether the manifest has the file's digest."""
+        first = f"{file.href}.{0:09d}" if file.chunk_bytes else file.href
+        return "://" not in first and self._inner_name(first) in self._digests
+
+    def content(self, disk: Declared) -> Content:
+        """UnsupportedFormat, MalformedArchive."""
+
+        def find(href: str) -> FileRange | None:
+            return self._package.find(self._inner_name(href))
+
+        return content_of(disk, find, root=self._package.root, label=self._package.label)
+
+    def spec(self, disk: Declared, content: Content) -> ReaderSpec:
+        """How the disk in that content is read. UnsupportedFormat, MalformedArchive."""
+        declared = disk.source.format
+        if isinstance(content.spec, RawSpec):
+            inner_root = self._package.inner_root
+            return files.disk_spec(content.parts[0], self._package.root, declared=declared, inner_root=inner_root)
+        if declared == "raw" or not content.parts:
+            return content.spec
+        name = content.parts[0].name
+        head = content.head if content.head is not None else files.head_of(content.parts[0], self._package.root)
+        return files.image_over(content.spec, files.format_of(head), name=name, declared=declared)
+
+    def _inner_name(self, href: str) -> str:
+        """A file's path in the package: hrefs are relative to the description, and sometimes URL-encoded."""
+        if "://" in href:
+            raise UnsupportedFormat(f"{self._name} needs {href[:200]}, which is not in the package")
+        folder = posixpath.dirname(self._name)
+        names = [posixpath.normpath(posixpath.join(folder, each)) for each in (href, unquote(href))]
+        return next((name for name in names if self._package.find(name) is not None), names[0])
+
+    def _verify_description(self) -> None:
+        digest = self._digests.get(self._name)
+        if digest is None:
+            return
+        import hashlib  # takes 5 ms to load, and many packages have no digests
+
+        if hashlib.new(digest.algorithm, self.data).hexdigest() != digest.hex:
+            raise MalformedArchive(
+                f"{self._name} does not have the {digest.algorithm.upper()} digest that {self.manifest_name} gives for it",
+                hint="The package is damaged, or its description was edited: then remove the manifest (.mf) or its line.",
+            )
+
+
+def _digests(package: Package, description: str) -> tuple[str | None, dict[str, Digest]]:
+    """The manifest's name, None where there is none, and its digests by path in the package."""
+    folder, chosen = posixpath.dirname(description), beside(package, description, ".mf")
+    if chosen is None:
+        return None, {}
+    digests: dict[str, Digest] = {}
+    entries = manifest_file.parse(files.read_all(require(package, chosen), package.root, MANIFEST_MAX_BYTES), chosen)
+    for written, digest in entries.items():
+        names = [posixpath.normpath(posixpath.join(folder, each)) for each in (written, unquote(written))]
+        name = next((name for name in names if package.find(name) is not None), None)
+        if name is None:
+            raise MalformedArchive(
+                f"{chosen} names the file {written!r}, which {package.label} does not have",
+                hint="The package is incomplete: copy all of its files.",
+            )
+        digests[name] = digest
+    return chosen, digests
+
+
+def beside(package: Package, description: str, suffix: str) -> str | None:
+    """The description's file of that suffix: the one of the same name, or the only one."""
+    folder, stem = posixpath.dirname(description), posixpath.splitext(posixpath.basename(description))[0].lower()
+    beside = sorted(name for name in package.names() if files.has_suffix(name, suffix) and posixpath.dirname(name) == folder)
+    same = [name for name in beside if posixpath.splitext(posixpath.basename(name))[0].lower() == stem]
+    return next(iter(same), beside[0] if len(beside) == 1 else None)
+
+
+def _checksum(file: FileRange, digest: Digest, root: Root) -> ChecksumSpec:
+    where = raw_spec(root, file.path, file.offset, file.length)
+    return ChecksumSpec(
+        path=where.path,
+        offset=file.offset,
+        length=file.length,
+        algorithm=digest.algorithm,
+        expected=digest.hex,
+        name=file.name,
+        remote=where.remote,
+        version=where.version,
+        beneath=where.beneath,
+    )
+
+
+def require(package: Package, name: str) -> FileRange:
+    """The package's file of that name. MalformedArchive, where it is missing."""
+    file = package.find(name)
+    if file is None:
+        raise MalformedArchive(
+            f"{package.label} has no file {name!r}, which its description needs",
+            hint="The package is incomplete, or a file was renamed: copy all of its files under their own names.",
+        )
+    return file
