@@ -18,9 +18,11 @@ import synvirt
 from synvirt.backups.model import BackupRun, Status
 from synvirt.cage.scratch import scratch_folder
 from synvirt.destinations import DestinationAway
-from synvirt.errors import Conflict, DiskWriteFailed
+from synvirt.errors import Conflict, DiskWriteFailed, NotFound, SourceUnreachable
 from synvirt.kvm import limit, qemu_user
+from synvirt.main import import_root
 from synvirt.main.destinations import make_destinations
+from synvirt.main.import_root import resolving
 from synvirt.main.running import service
 from synvirt.migrations.removing import retained
 from synvirt.model.kinds import State
@@ -80,6 +82,40 @@ def test_a_file_system_that_hangs_keeps_no_service_from_starting(tmp_path: Path,
     assert made["directory"].free_bytes() > 0
     answers.set()
     until(silent.path.exists)
+
+
+def test_an_import_root_that_is_silent_is_a_source_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tick of all waves asks for the files of a member, and must go on. One thread waits, however often it is asked."""
+    monkeypatch.setattr(limit, "FOLDER_ANSWERS_S", 0.05)
+    (tmp_path / "web.ova").write_bytes(b"")
+    answers, real, asked = threading.Event(), os.path.exists, []
+
+    def hangs(path: Path) -> bool:
+        if path == tmp_path:
+            asked.append(path)
+            answers.wait(30)
+        return real(path)
+
+    monkeypatch.setattr(os.path, "exists", hangs)
+    resolve = resolving(tmp_path)
+    for _ in range(3):
+        with pytest.raises(SourceUnreachable, match=r"the import root does not answer; it was asked for web\.ova"):
+            resolve("web.ova")
+    assert len(asked) == 1
+    answers.set()
+    until(lambda: not any(thread.name == "libvirt" for thread in threading.enumerate()))
+    assert resolve("web.ova") == tmp_path / "web.ova"
+    with pytest.raises(NotFound):
+        resolve("db.ova")
+
+
+def test_a_path_under_the_import_root_that_is_silent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit, "FOLDER_ANSWERS_S", 0.05)
+    answers = threading.Event()
+    monkeypatch.setattr(import_root, "resolve_beneath", lambda root, path: answers.wait(30))
+    with pytest.raises(SourceUnreachable, match="does not answer"):
+        resolving(tmp_path)("mounted/web.ova")
+    answers.set()
 
 
 def test_a_mount_point_lies_above_its_folder(tmp_path: Path) -> None:

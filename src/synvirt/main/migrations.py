@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from synvirt.main.destinations import make_destinations
+from synvirt.main.import_root import resolving
 
 if TYPE_CHECKING:
     from synvirt.jobs.board import Board
@@ -142,7 +143,6 @@ def make_rooms(
     looking: "CagedLooking",
 ) -> "Rooms":
     """What the steps of migrations work with, by the settings."""
-    from synvirt.disks.beneath import resolve_beneath
     from synvirt.fleet.sharing import rate_of
     from synvirt.guests.virt_v2v import VirtV2vInPlace
     from synvirt.hypervisor.accel import accelerator
@@ -164,7 +164,7 @@ def make_rooms(
         store=store,
         board=board,
         import_root=root,
-        resolve=lambda path: resolve_beneath(root, path),
+        resolve=resolving(root),
         upload_path=lambda upload_id: uploads.get(upload_id).path,
         importers=looking.importers,
         detect=looking.detect,
