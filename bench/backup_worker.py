@@ -10,18 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from synvirt.backups.worker.taking import ToTake, take
 from synvirt.blocks import Extent
 from synvirt.copying import copy
-from synvirt.disks import open_reader
 from synvirt.disks.raw.new_file import new_file
-from synvirt.disks.specs import RawSpec
-from synvirt.model.values import now
 from synvirt.repository.disk import PointReader
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
 from synvirt.repository.repository import Repository, create
-from synvirt.repository.verify import verify_point
 
 KEY = bytes(range(32))
 TARGET = "vda"
@@ -40,6 +35,8 @@ def main() -> None:
         case "restore":
             _restore(repository, Path(image))
         case "verify":
+            from synvirt.repository.verify import verify_point
+
             wrong = verify_point(repository, _newest(repository).shown.id).wrong
             if wrong:
                 sys.exit(wrong)
@@ -51,6 +48,12 @@ def _newest(repository: Repository) -> Manifest:
 
 
 def _back_up(repository: Repository, image: str, base: Manifest | None, areas: list[tuple[int, int]] | None) -> None:
+    # Loaded where it is needed: what a restore does not use is no part of its time.
+    from synvirt.backups.worker.taking import ToTake, take
+    from synvirt.disks import open_reader
+    from synvirt.disks.specs import RawSpec
+    from synvirt.model.values import now
+
     def changed() -> Iterator[Extent]:
         return (Extent(start, length) for start, length in areas or [])
 

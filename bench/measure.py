@@ -16,16 +16,24 @@ from bench.rows import Row
 from synvirt.disks.raw.files import RawReader
 
 COMPARED_BYTES = 4 << 20
+# How often a row is measured at most, in units of its rounds, to find as many rounds without a disturbance.
+TRIES = 3
+# Memory is taken back after less than this.
+LONG_S = 3
+# Of some kernels of virtual machines: how much memory they have reported to their host as free, since they began.
+REPORTED = Path("/sys/module/page_reporting/parameters/reported_kib")
 OURS = [str(Path(sys.executable).parent / "synvirt"), "disk", "convert"]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`cpu_seconds` is the work done; it tells what a busy machine's wall time hides."""
+    """`cpu_seconds` is the work done; it tells what a busy machine's wall time hides. `disturbed`: the machine's host took
+    back memory meanwhile, which must be got again."""
 
     seconds: float
     cpu_seconds: float
     memory_mib: float
+    disturbed: bool = False
 
 
 def processor() -> str:
@@ -83,11 +91,12 @@ def measure(row: Row, get: Callable[[str], Path], target: Path, original: Path, 
     """Ours and the peer in turn, so that whatever else the machine does falls on both; a first round is not counted.
 
     A target stays until the next command begins, which is given its memory. The host of a virtual machine takes back what has
-    been free for two seconds, and to get it again costs more than the copy: that was measured, and not the tools.
+    been free for two seconds, and to get it again costs as much as the copy: that was measured, and not the tools. So runs in
+    which this happened do not count, where others of the same command are without it.
     """
     ours_argv, peer_argv = commands(row, get, target)
     ours, peers, equal = [], [], True
-    for turn in range(rounds + 1):
+    for turn in range(TRIES * rounds + 1):
         target.unlink(missing_ok=True)
         run = timed(ours_argv)
         if turn == 0:
@@ -98,8 +107,20 @@ def measure(row: Row, get: Callable[[str], Path], target: Path, original: Path, 
         run = timed(peer_argv)
         if turn > 0:
             peers.append(run)
+        if turn >= rounds and not any(_lacks(runs, rounds) for runs in (ours, peers)):
+            break
     target.unlink()
-    return Result(row, ours, peers, equal)
+    return Result(row, counted(ours, rounds), counted(peers, rounds), equal)
+
+
+def _lacks(runs: list[Run], rounds: int) -> bool:
+    """Whether more runs would help: too few were without a disturbance. A command that takes long is never without one."""
+    return min(run.seconds for run in runs) < LONG_S and sum(not run.disturbed for run in runs) < rounds
+
+
+def counted(runs: list[Run], rounds: int) -> list[Run]:
+    """The runs that count: the first `rounds` without a disturbance, or all where there is none."""
+    return [run for run in runs if not run.disturbed][:rounds] or runs
 
 
 def commands(row: Row, get: Callable[[str], Path], target: Path) -> tuple[list[str], list[str]]:
@@ -115,6 +136,7 @@ def timed(argv: list[str], extra: Mapping[str, str] = MappingProxyType({})) -> R
     """`extra`: of its environment. RunFailed."""
     # As installed: with byte code cached. An environment that forbids caching would have us compile ourselves each time.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | dict(extra)
+    reported = _reported_kib()
     began = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True) as child:
         stderr = child.stderr.read() if child.stderr else ""
@@ -123,7 +145,13 @@ def timed(argv: list[str], extra: Mapping[str, str] = MappingProxyType({})) -> R
         child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != 0:
         raise RunFailed(f"{shlex.join(argv)} ended with {child.returncode}: {stderr.strip()[-500:]}")
-    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    disturbed = _reported_kib() > reported
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, disturbed)
+
+
+def _reported_kib() -> int:
+    """0, where the kernel does not count it."""
+    return int(REPORTED.read_text()) if REPORTED.exists() else 0
 
 
 def same_content(one: Path, other: Path) -> bool:

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from bench import backup, hostile, measure, quick, report, sources
 from bench.measure import Run
 from bench.platforms import folder
-from bench.rows import ROWS
+from bench.rows import ROWS, Row
 from tests.needs import need
 
 
@@ -176,3 +176,32 @@ def test_damage_is_of_many_kinds_and_the_same_for_one_seed() -> None:
     assert good not in first
     assert len(set(first)) > 290
     assert min(map(len, first)) < len(good) // 2
+
+
+def test_runs_in_which_the_host_took_memory_back_do_not_count_where_others_are_without_it() -> None:
+    disturbed, sound = Run(9, 9, 1, disturbed=True), Run(1, 1, 1)
+    assert measure.counted([disturbed, sound, disturbed, sound], 3) == [sound, sound]
+    assert measure.counted([sound, disturbed, sound, sound, sound], 3) == [sound, sound, sound]
+    assert measure.counted([disturbed] * 3, 3) == [disturbed] * 3
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "seconds", "turns"),
+    [((), 1, 3), ((1,), 1, 4), ((1, 2, 3, 4, 5, 6), 1, 9), (range(20), 1, 9), (range(20), 4, 3)],
+)
+def test_a_row_is_measured_until_it_has_enough_runs_without_a_disturbance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbed: Sequence[int], seconds: float, turns: int
+) -> None:
+    """`disturbed`: which of our runs; the first one, 0, is not counted. A command that takes long is not tried again."""
+    target, runs = tmp_path / "target", []
+
+    def timed(argv: list[str]) -> Run:
+        target.touch()
+        runs.append(argv)
+        turn, of_peer = divmod(len(runs) - 1, 2)
+        return Run(seconds, 1, 1, disturbed=not of_peer and turn in disturbed)
+
+    monkeypatch.setattr(measure, "timed", timed)
+    monkeypatch.setattr(measure, "same_content", lambda original, made: True)
+    measure.measure(Row(name="x", source="x", peer="cp a b", reach=1), Path, target, tmp_path, 3)
+    assert len(runs) == 2 * (turns + 1)
