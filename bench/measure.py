@@ -17,7 +17,7 @@ from synvirt.disks.raw.files import RawReader
 
 COMPARED_BYTES = 4 << 20
 # How often a row is measured at most, in units of its rounds, to find as many rounds without a disturbance.
-TRIES = 3
+TRIES = 2
 # Memory is taken back after less than this.
 LONG_S = 3
 # Of some kernels of virtual machines: how much memory they have reported to their host as free, since they began.
