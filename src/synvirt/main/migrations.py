@@ -5,7 +5,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from synvirt.main.destinations import make_destinations
-from synvirt.main.import_root import resolving
 
 if TYPE_CHECKING:
     from synvirt.jobs.board import Board
@@ -152,6 +151,7 @@ def make_rooms(
     from synvirt.jobs.slots import Slots, Turns
     from synvirt.kvm import handing
     from synvirt.kvm.connection import short_root
+    from synvirt.main.import_root import resolving
     from synvirt.migrations.rooms import Rooms
     from synvirt.model.kinds import OfflineKind
     from synvirt.offline.elsewhere import Rules
