@@ -187,7 +187,7 @@ def test_a_damaged_compressed_cluster_is_named_by_its_guest_offset(tmp_path: Pat
     reader = opened(image)
     assert isinstance(reader, Qcow2Reader)
     size = reader.size
-    _, entries = reader._mapping.clusters(next(reader._mapping.runs(guest, 64 * KIB)))
+    entries, _ = reader._mapping.clusters(next(reader._mapping.runs(guest, 64 * KIB)))
     at = entries[0] & ((1 << 54) - 1)
     reader.close()
     for garbage in (bytes(8), b"\xff" * 8):

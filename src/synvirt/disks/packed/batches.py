@@ -40,20 +40,18 @@ class Batches:
     def unpack(self, packed: memoryview, streams: Sequence[Stream], into: memoryview) -> None:
         """Unpacks each stream into its place, which may begin before `into` or end behind it: then that part is left out.
         Damaged."""
-        room = len(into)
-        whole = [stream for stream in streams if 0 <= stream[2] <= room - stream[3]]
+        room, whole, parts = len(into), list[Stream](), list[Stream]()
+        for stream in streams:
+            (whole if 0 <= stream[2] <= room - stream[3] else parts).append(stream)
         self._each(packed, whole, into)
-        if len(whole) == len(streams):
-            return
-        for start, length, at, size in streams:
-            if not 0 <= at <= room - size:
-                block = self.buffer("block", size)
-                try:
-                    self._each(packed, [(start, length, 0, size)], block)
-                except Damaged as damaged:
-                    damaged.at = at
-                    raise
-                into[max(0, at) : at + size] = block[max(0, -at) : room - at]
+        for start, length, at, size in parts:
+            block = self.buffer("block", size)
+            try:
+                self._each(packed, [(start, length, 0, size)], block)
+            except Damaged as damaged:
+                damaged.at = at
+                raise
+            into[max(0, at) : at + size] = block[max(0, -at) : room - at]
 
 
 def unpack_one(one: One, packed: memoryview, stream: Stream, into: memoryview) -> None:

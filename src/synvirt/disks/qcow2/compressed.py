@@ -53,7 +53,7 @@ class CompressedClusters:
 
     def _clusters(self, run: Run) -> Iterator[_Cluster]:
         """The clusters of a run, as long as their descriptors say."""
-        guest, entries = self._mapping.clusters(run)
+        entries, guest = self._mapping.clusters(run)
         offset_bits, offset_mask = self._offset_bits, (1 << self._offset_bits) - 1
         for entry in entries:
             host = entry & offset_mask

@@ -124,10 +124,10 @@ class Mapping:
                 skip = max(0, start - at)
                 yield Run(at + skip, following, kind, host + skip)
 
-    def clusters(self, run: Run) -> tuple[int, Words]:
+    def clusters(self, run: Run) -> tuple[Words, int]:
         """The L2 entries of a run of compressed clusters, and the guest's offset where the first cluster begins."""
-        words, first = self._words(run.start // self._geometry.guest_bytes, run.start, run.end)
-        return first, words[:: self._header.l2_entry_bytes // _WORD_BYTES]
+        words, guest = self._words(run.start // self._geometry.guest_bytes, run.start, run.end)
+        return words[:: self._header.l2_entry_bytes // _WORD_BYTES], guest
 
     def spans(self, holes: Holes) -> Iterator[tuple[int, int, int]]:
         """The whole disk as (start, end, kind): like runs, but compressed clusters are DATA, ranges in `holes` of the data file

@@ -9,8 +9,7 @@ from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import VmManifest
 from synvirt.offline import OpenedDisk
 from synvirt.offline.ovf import package as ovf_package
-from synvirt.offline.ovf.members import Members, is_ova, opened_archive
-from synvirt.offline.ovf.opening import description_name
+from synvirt.offline.ovf.members import is_ova, opened_archive
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,7 @@ class OvaArchive:
         return is_ova(path, head, root)
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
-        package = Members(path, root)
-        return ovf_package.inspect(package, description_name(package), self.vm)
+        return ovf_package.inspect(opened_archive(path, root, self.vm))
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         return opened_archive(path, root, self.vm).open(disk_key)

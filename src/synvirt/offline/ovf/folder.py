@@ -29,12 +29,14 @@ class OvfFolder:
         return files.has_suffix(path.name, ".ovf") and b"Envelope" in head.replace(b"\0", b"")
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
-        package = _Folder(path, root)
-        return ovf_package.inspect(package, package.chosen or description_name(package), self.vm)
+        return ovf_package.inspect(self._opened(path, root))
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
+        return self._opened(path, root).open(disk_key)
+
+    def _opened(self, path: Path, root: Root) -> Opened:
         package = _Folder(path, root)
-        return Opened(package, package.chosen or description_name(package), self.vm).open(disk_key)
+        return Opened(package, package.chosen or description_name(package), self.vm)
 
 
 class _Folder(files.Folder):

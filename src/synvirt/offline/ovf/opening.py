@@ -55,8 +55,7 @@ class Opened:
     """A package with its description and digests, read and verified. `vm`: one machine of several."""
 
     def __init__(self, package: Package, name: str, vm: str | None) -> None:
-        self._package = package
-        self._name = name
+        self.package, self.name = package, name
         self.data = files.read_all(require(package, name), package.root, DOCUMENT_MAX_BYTES)
         self.manifest_name, self._digests = _digests(package, name)
         self._verify_description()
@@ -68,9 +67,9 @@ class Opened:
         """How that disk is read. NotFound, UnsupportedFormat, MalformedArchive."""
         disk = self.disks.get(disk_key)
         if disk is None:
-            raise NotFound(f"{self._package.label} has no disk {disk_key!r}")
+            raise NotFound(f"{self.package.label} has no disk {disk_key!r}")
         content = self.content(disk)
-        root = self._package.root
+        root = self.package.root
         checksums = (_checksum(part, self._digests[part.name], root) for part in content.parts if part.name in self._digests)
         return OpenedDisk(self.spec(disk, content), tuple(checksums))
 
@@ -83,60 +82,63 @@ class Opened:
         """UnsupportedFormat, MalformedArchive."""
 
         def find(href: str) -> FileRange | None:
-            return self._package.find(self._inner_name(href))
+            return self.package.find(self._inner_name(href))
 
-        return content_of(disk, find, root=self._package.root, label=self._package.label)
+        return content_of(disk, find, root=self.package.root, label=self.package.label)
 
     def spec(self, disk: Declared, content: Content) -> ReaderSpec:
         """How the disk in that content is read. UnsupportedFormat, MalformedArchive."""
         declared = disk.source.format
         if isinstance(content.spec, RawSpec):
-            inner_root = self._package.inner_root
-            return files.disk_spec(content.parts[0], self._package.root, declared=declared, inner_root=inner_root)
+            inner_root = self.package.inner_root
+            return files.disk_spec(content.parts[0], self.package.root, declared=declared, inner_root=inner_root)
         if declared == "raw" or not content.parts:
             return content.spec
         name = content.parts[0].name
-        head = content.head if content.head is not None else files.head_of(content.parts[0], self._package.root)
+        head = content.head if content.head is not None else files.head_of(content.parts[0], self.package.root)
         return files.image_over(content.spec, files.format_of(head), name=name, declared=declared)
 
     def _inner_name(self, href: str) -> str:
-        """A file's path in the package: hrefs are relative to the description, and sometimes URL-encoded."""
         if "://" in href:
-            raise UnsupportedFormat(f"{self._name} needs {href[:200]}, which is not in the package")
-        folder = posixpath.dirname(self._name)
-        names = [posixpath.normpath(posixpath.join(folder, each)) for each in (href, unquote(href))]
-        return next((name for name in names if self._package.find(name) is not None), names[0])
+            raise UnsupportedFormat(f"{self.name} needs {href[:200]}, which is not in the package")
+        return _inner_name(self.package, self.name, href)
 
     def _verify_description(self) -> None:
-        digest = self._digests.get(self._name)
+        digest = self._digests.get(self.name)
         if digest is None:
             return
         import hashlib  # takes 5 ms to load, and many packages have no digests
 
         if hashlib.new(digest.algorithm, self.data).hexdigest() != digest.hex:
             raise MalformedArchive(
-                f"{self._name} does not have the {digest.algorithm.upper()} digest that {self.manifest_name} gives for it",
+                f"{self.name} does not have the {digest.algorithm.upper()} digest that {self.manifest_name} gives for it",
                 hint="The package is damaged, or its description was edited: then remove the manifest (.mf) or its line.",
             )
 
 
 def _digests(package: Package, description: str) -> tuple[str | None, dict[str, Digest]]:
     """The manifest's name, None where there is none, and its digests by path in the package."""
-    folder, chosen = posixpath.dirname(description), beside(package, description, ".mf")
+    chosen = beside(package, description, ".mf")
     if chosen is None:
         return None, {}
     digests: dict[str, Digest] = {}
     entries = manifest_file.parse(files.read_all(require(package, chosen), package.root, MANIFEST_MAX_BYTES), chosen)
     for written, digest in entries.items():
-        names = [posixpath.normpath(posixpath.join(folder, each)) for each in (written, unquote(written))]
-        name = next((name for name in names if package.find(name) is not None), None)
-        if name is None:
+        name = _inner_name(package, description, written)
+        if package.find(name) is None:
             raise MalformedArchive(
                 f"{chosen} names the file {written!r}, which {package.label} does not have",
                 hint="The package is incomplete: copy all of its files.",
             )
         digests[name] = digest
     return chosen, digests
+
+
+def _inner_name(package: Package, description: str, written: str) -> str:
+    """A file's path in the package: as written it is relative to the description, and sometimes URL-encoded."""
+    folder = posixpath.dirname(description)
+    names = [posixpath.normpath(posixpath.join(folder, each)) for each in (written, unquote(written))]
+    return next((name for name in names if package.find(name) is not None), names[0])
 
 
 def beside(package: Package, description: str, suffix: str) -> str | None:

@@ -11,12 +11,11 @@ from synvirt.offline.ovf.manifest_file import MANIFEST_MAX_BYTES
 from synvirt.offline.ovf.opening import Opened, Package, beside, require
 
 
-def inspect(package: Package, name: str, vm: str | None = None) -> VmManifest:
-    """The manifest of the VM in the description `name`. `vm`: one of several."""
-    opened = Opened(package, name, vm)
+def inspect(opened: Opened) -> VmManifest:
+    """The manifest of an opened package's VM."""
     description = ovf.described(opened.parsed, opened.data)
     measured = [_measured(opened, disk) for disk in description.manifest.disks]
-    completed = facts_of_disks.completed(description.manifest, measured, _integrity_concerns(opened, package, name))
+    completed = facts_of_disks.completed(description.manifest, measured, _integrity_concerns(opened))
     return completed if description.states_firmware else facts_of_disks.with_firmware(completed, measured)
 
 
@@ -33,7 +32,7 @@ def _measured(opened: Opened, disk: Disk) -> Measured:
     return Measured(known, concerns=(concerns.compressed(disk.key),))
 
 
-def _integrity_concerns(opened: Opened, package: Package, name: str) -> list[Concern]:
+def _integrity_concerns(opened: Opened) -> list[Concern]:
     found = []
     if opened.manifest_name is None:
         found.append(concerns.no_manifest_file())
@@ -41,7 +40,7 @@ def _integrity_concerns(opened: Opened, package: Package, name: str) -> list[Con
         unnamed = [file.href for file in opened.parsed.files.values() if not opened.is_digested(file)]
         if unnamed:
             found.append(concerns.files_without_checksum(unnamed))
-    return found + _signature_concerns(package, name, opened.manifest_name)
+    return found + _signature_concerns(opened.package, opened.name, opened.manifest_name)
 
 
 def _signature_concerns(package: Package, description: str, manifest_name: str | None) -> list[Concern]:

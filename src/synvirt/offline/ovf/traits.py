@@ -49,4 +49,4 @@ def nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:
     macs = [adapter.mac for adapter in virtualbox.nics(machine)]
     if len(macs) != len(hardware.nics):
         macs = [None] * len(hardware.nics)
-    return tuple(Nic(**nic._replace(mac=nic.mac or mac)._asdict()) for nic, mac in zip(hardware.nics, macs, strict=True))
+    return tuple(Nic(**nic._asdict() | {"mac": nic.mac or mac}) for nic, mac in zip(hardware.nics, macs, strict=True))
