@@ -4,11 +4,13 @@ import os
 import threading
 from pathlib import Path
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synvirt.blocks import Extent, new_buffer
 from synvirt.copying import copy
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import (
@@ -86,12 +88,27 @@ def test_large_content_fills_several_packs_and_reads_back(monkeypatch: pytest.Mo
     repository = opened(MemoryFolder(), new=True)
     content = Random(7).randbytes(9 * CHUNK_BYTES + 12345)
     source = MemoryReader("-", block_bytes=len(content))
-    source.content, source._extents = content, [type(source._extents[0])(0, len(content))]
+    source.content, source._extents = content, [Extent(0, len(content))]
     point = back_up(repository, source, threads=4)
     for _ in range(5):  # threads that wait for one another would do so by chance
         back_up(opened(MemoryFolder(), new=True), source, threads=4)
     assert len(repository.pack_sizes()) >= 4
     assert all(size <= 3 * CHUNK_BYTES for size in repository.pack_sizes().values())
+    assert restored(Repository(repository.folder, KEY), point) == [content]
+
+
+def test_a_session_has_the_memory_of_two_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is stored while the next one is filled. Memory that is new for each pack would have to be cleared each time."""
+    made = Mock(side_effect=new_buffer)
+    monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
+    monkeypatch.setattr(packs, "new_buffer", made)
+    repository = opened(MemoryFolder(), new=True)
+    content = Random(7).randbytes(12 * CHUNK_BYTES)
+    source = MemoryReader("-", block_bytes=len(content))
+    source.content, source._extents = content, [Extent(0, len(content))]
+    point = back_up(repository, source, threads=2)
+    assert len(repository.pack_sizes()) > 10
+    assert made.call_count == 2
     assert restored(Repository(repository.folder, KEY), point) == [content]
 
 
@@ -106,10 +123,10 @@ def test_a_pack_without_memory_for_a_frame_is_as_it_was() -> None:
     """Else the next frame lies where the footer has the one that never came, and later backups rely on that."""
     pack = packs.Pack()
     pack.add(b"a" * 32, packs.CHUNK, b"the first", 9)
-    pack._bytes = Crowded(pack._bytes)
+    pack._footer = Crowded(pack._footer)
     with pytest.raises(MemoryError):
         pack.add(b"b" * 32, packs.CHUNK, b"too much", 8)
-    pack._bytes = bytearray(pack._bytes)
+    pack._footer = bytearray(pack._footer)
     pack.add(b"c" * 32, packs.CHUNK, b"the last", 8)
     assert pack.names == [b"a" * 32, b"c" * 32]
     name, content, tail = pack.closed()

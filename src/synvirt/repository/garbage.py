@@ -256,7 +256,7 @@ class _Sweeping:
                 self.about_to_read(entry.length)
                 if pack.names and not pack.fits(entry.length):
                     _store(self.repository, pack)
-                    pack, stored = packs.Pack(), stored + 1
+                    pack, stored = packs.Pack(pack.held), stored + 1
                     if stored % MOVED_AT_ONCE == 0:
                         self._condemn(sweep, emptied)
                         emptied = []

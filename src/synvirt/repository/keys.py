@@ -55,13 +55,20 @@ class Keys:
     def page_name(self, content: bytes) -> bytes:
         return blake3(content, key=self._page_key).digest()
 
-    def frame(self, name: bytes, content: bytes | bytearray | memoryview) -> bytes:
-        """A chunk in its stored form: compressed if that is shorter, then sealed under its name."""
+    def frame(self, name: bytes, content: bytes | bytearray | memoryview) -> memoryview:
+        """A chunk in its stored form: compressed if that is shorter, then sealed under its name. In memory of the thread, which
+        its next call overwrites."""
         if not hasattr(self._local, "compressor"):
             self._local.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False)
+            self._local.sealed = new_buffer(FRAME_BYTES_MAX)
         packed = self._local.compressor.compress(content)
-        plain = ZSTD + packed if len(packed) < len(content) else AS_IT_IS + bytes(content)
-        return self.seal(plain, belongs_to=name)
+        packing, packed = (ZSTD, packed) if len(packed) < len(content) else (AS_IT_IS, content)
+        plain = self._plain(1 + len(packed))
+        plain[:1], plain[1:] = packing, packed
+        frame: memoryview = self._local.sealed[: NONCE_BYTES + len(plain) + TAG_BYTES]
+        nonce = frame[:NONCE_BYTES] = secrets.token_bytes(NONCE_BYTES)
+        self._gcm.encrypt_into(nonce, plain, name, frame[NONCE_BYTES:])
+        return frame
 
     def content_into(self, name: bytes, frame: bytes, into: memoryview) -> None:
         """Fills `into`, which is as long as the chunk. RepositoryDamaged, where it is not what was stored under this name.
@@ -82,15 +89,18 @@ class Keys:
 
     def _opened(self, name: bytes, frame: bytes) -> memoryview:
         """The frame's content, in memory of the thread, which its next call overwrites. RepositoryDamaged."""
-        length = len(frame) - NONCE_BYTES - TAG_BYTES
+        sealed, plain = memoryview(frame), self._plain(max(len(frame) - NONCE_BYTES - TAG_BYTES, 0))
+        try:
+            self._gcm.decrypt_into(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], name, plain)
+        except (InvalidTag, ValueError) as error:
+            raise RepositoryDamaged(f"chunk {name.hex()[:16]} cannot be opened: its bytes have changed") from error
+        return plain
+
+    def _plain(self, length: int) -> memoryview:
+        """Memory of the thread for a frame's content."""
         held: memoryview | None = getattr(self._local, "plain", None)
         if held is None or len(held) < length:
             held = self._local.plain = new_buffer(max(length, CHUNK_BYTES + 1))
-        sealed = memoryview(frame)
-        try:
-            self._gcm.decrypt_into(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], name, held[: max(length, 0)])
-        except (InvalidTag, ValueError) as error:
-            raise RepositoryDamaged(f"chunk {name.hex()[:16]} cannot be opened: its bytes have changed") from error
         return held[:length]
 
     def seal(self, plain: bytes, *, belongs_to: bytes) -> bytes:
@@ -124,7 +134,8 @@ class KeyRing:
     def page_name(self, content: bytes) -> bytes:
         return self.newest.page_name(content)
 
-    def frame(self, name: bytes, content: bytes | bytearray | memoryview) -> bytes:
+    def frame(self, name: bytes, content: bytes | bytearray | memoryview) -> memoryview:
+        """Like `Keys.frame`."""
         return self.newest.frame(name, content)
 
     def seal(self, plain: bytes, *, belongs_to: bytes) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
+from synvirt.blocks import new_buffer
 from synvirt.errors import RepositoryDamaged
 from synvirt.repository.folder import Folder
 from synvirt.repository.keys import FRAME_BYTES_MAX
@@ -32,6 +33,8 @@ ENTRY_BYTES = _ENTRY.size
 _TAIL_BYTES = 64 * KIB
 # A pack full of frames of 4 KiB, smaller than those of any disk: a pack with more entries is not ours.
 ENTRIES_MAX = PACK_BYTES // 4096
+# The longest frame has a place in any pack.
+_HELD_BYTES_MIN = len(MAGIC) + FRAME_BYTES_MAX + ENTRY_BYTES + _END.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +50,37 @@ class Entry:
 
 
 class Pack:
-    """A pack that is being filled, in memory."""
+    """A pack that is being filled, in memory: in `held`, that of a pack which has been stored, or in new memory. For new memory
+    the kernel clears each page, which takes a tenth of a full backup's time."""
 
-    def __init__(self) -> None:
-        self._bytes = bytearray(MAGIC)
+    def __init__(self, held: memoryview | None = None) -> None:
+        self.held = new_buffer(max(PACK_BYTES, _HELD_BYTES_MIN)) if held is None else held
+        self._length = len(MAGIC)
+        self.held[: self._length] = MAGIC
         self._footer = bytearray()
         self.names: list[bytes] = []
 
     def fits(self, length: int) -> bool:
         """Whether a frame of `length` bytes still fits into the pack."""
-        return len(self._bytes) + length + len(self._footer) + ENTRY_BYTES + _END.size <= PACK_BYTES and (
+        return self._length + length + len(self._footer) + ENTRY_BYTES + _END.size <= PACK_BYTES and (
             len(self.names) < ENTRIES_MAX
         )
 
-    def add(self, name: bytes, kind: int, frame: bytes, content_length: int) -> None:
+    def add(self, name: bytes, kind: int, frame: bytes | memoryview, content_length: int) -> None:
         """Appends a frame. `content_length`: of its chunk or page in bytes, before it was packed."""
-        entry = _ENTRY.pack(name, kind, len(self._bytes), len(frame), content_length, blake3(frame).digest())
-        # The frame first: if there is no memory for it, the footer must not name it, as other threads fill the pack further.
-        self._bytes += frame
-        self._footer += entry
+        at, end = self._length, self._length + len(frame)
+        self.held[at:end] = frame
+        # The length last: without memory for the entry the pack is as it was, as other threads fill it further.
+        self._footer += _ENTRY.pack(name, kind, at, len(frame), content_length, blake3(frame).digest())
+        self._length = end
         self.names.append(name)
 
-    def closed(self) -> tuple[str, bytearray, bytes]:
+    def closed(self) -> tuple[str, memoryview, bytes]:
         """The pack's name, all its bytes, and its tail. It takes no more frames."""
         tail = bytes(self._footer) + _END.pack(len(self._footer), blake3(self._footer).digest(), END_MAGIC)
-        self._bytes += tail
-        return f"{blake3(self._bytes).hexdigest()}{SUFFIX}", self._bytes, tail
+        content = self.held[: self._length + len(tail)]
+        content[self._length :] = tail
+        return f"{blake3(content).hexdigest()}{SUFFIX}", content, tail
 
 
 def read_tail(folder: Folder, name: str, size_bytes: int, *, file: str | None = None) -> bytes:

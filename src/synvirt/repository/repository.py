@@ -397,6 +397,8 @@ class Session:
     def __init__(self, repository: Repository) -> None:
         self._repository, self._keys = repository, repository.keys
         self._pack = packs.Pack()
+        # The memory of the last pack that was stored, if the present one does not use it.
+        self._spare: memoryview | None = None
         self._mine: set[bytes] = set()
         self._used: set[str] = set()
         self._lock, self._putting = threading.Lock(), threading.Lock()
@@ -451,18 +453,23 @@ class Session:
             self._mine.add(name)
             return True
 
-    def _append(self, name: bytes, kind: int, frame: bytes, length: int) -> None:
+    def _append(self, name: bytes, kind: int, frame: bytes | memoryview, length: int) -> None:
         full = None
         with contextlib.ExitStack() as putting:
             with self._lock:
                 if self._pack.names and not self._pack.fits(len(frame)):
                     # The last pack must be stored before the next one is begun, so that there are never three in memory.
                     putting.enter_context(self._putting)
-                    full, self._pack = self._pack, packs.Pack()
+                    full = self._taken()
                 self._pack.add(name, kind, frame, length)
                 self.new_bytes += length
             if full is not None:
                 self._put(full)
+
+    def _taken(self) -> packs.Pack:
+        """The present pack, to be stored. Another one takes its place, in the memory of the one before."""
+        full, self._pack, self._spare = self._pack, packs.Pack(self._spare), None
+        return full
 
     def _put(self, full: packs.Pack) -> None:
         name, content, tail = full.closed()
@@ -472,14 +479,14 @@ class Session:
         # atomically.
         self._used.add(name)
         self._mine.difference_update(full.names)  # they are in the index now
+        self._spare = full.held
         self.stored_bytes += len(content)
 
     def commit(self, manifest: Manifest, sign: manifests.Sign = lambda digest: None) -> None:
         """The restore point exists when this returns. BackupConflict, where something that it relies on is being removed."""
         with self._putting:
             if self._pack.names:
-                last, self._pack = self._pack, packs.Pack()
-                self._put(last)
+                self._put(self._taken())
         folder = self._repository.folder
         missing = self._used - {entry.name for entry in folder.entries(packs.FOLDER)}
         if missing or self._used & condemned_packs(folder):
