@@ -1,4 +1,4 @@
-"""Finds the existing name that is most like an unknown one, for hints."""
+"""Finds the existing name that is most like an unknown one, for hints; and names that differ only in their spelling."""
 
 import contextlib
 import itertools
@@ -23,6 +23,23 @@ def most_like(name: str, names: Iterable[str]) -> str | None:
     if len(name) > NAME_CHARS_MAX:
         return None
     return next(iter(difflib.get_close_matches(name, list(itertools.islice(names, LOOKED_AT_MAX)), n=1)), None)
+
+
+def folded(name: str) -> str:
+    """The same text for all spellings of a name that Windows and macOS take for one: capitals, and accents as letters of their
+    own, make no difference there."""
+    import unicodedata
+
+    return unicodedata.normalize("NFC", name).lower()
+
+
+def by_folded(names: Iterable[str]) -> dict[str, str | None]:
+    """Each name by its folded text; None, where several names have it: then nobody knows which is meant."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        text = folded(name)
+        found[text] = None if text in found else name
+    return found
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:

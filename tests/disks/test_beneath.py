@@ -249,3 +249,37 @@ def test_a_reference_that_leaves_is_refused(tree: Path, reference: str) -> None:
 def test_a_missing_reference_makes_the_image_malformed(tree: Path) -> None:
     with pytest.raises(MalformedArchive, match="not there"):
         open_reference(tree, "vm/disk.vmdk", "disk-s001.vmdk")
+
+
+@pytest.mark.parametrize("reference", ["DISK.VMDK", "./Disk.vmdk", "../VM/disk.VMDK", "../Vm/../VM/Disk.vmdk"])
+def test_capitals_of_a_reference_make_no_difference(tree: Path, reference: str) -> None:
+    """As on Windows and macOS, which wrote it."""
+    opened, name = open_reference(tree, "vm/image.vmdk", reference)
+    assert content(opened) == "inside"
+    assert resolve_beneath(tree, name) == tree / "vm" / "disk.vmdk"
+
+
+@pytest.mark.parametrize(("written", "there"), [("Café.vmdk", "Cafe\u0301.vmdk"), ("Cafe\u0301.vmdk", "CAFÉ.vmdk")])
+def test_composed_letters_make_no_difference_either(tree: Path, written: str, there: str) -> None:
+    (tree / "vm" / there).write_text("accent")
+    assert content(open_reference(tree, "vm/image.vmdk", written)[0]) == "accent"
+
+
+def test_a_reference_is_taken_as_it_is_first_and_never_for_one_of_two_files(tree: Path) -> None:
+    (tree / "vm" / "DISK.vmdk").write_text("capitals")
+    assert content(open_reference(tree, "vm/image.vmdk", "disk.vmdk")[0]) == "inside"
+    assert content(open_reference(tree, "vm/image.vmdk", "DISK.vmdk")[0]) == "capitals"
+    with pytest.raises(MalformedArchive, match="not there"):
+        open_reference(tree, "vm/image.vmdk", "Disk.vmdk")
+
+
+def test_another_spelling_leads_out_no_more_than_the_first(tree: Path) -> None:
+    (tree / "vm" / "out.vmdk").symlink_to("../../secret")
+    (tree / "vm" / "gone.vmdk").symlink_to("nothing")
+    for reference, error in (
+        ("OUT.vmdk", HostPathRejected),
+        ("GONE.vmdk", MalformedArchive),
+        ("../../SECRET", HostPathRejected),
+    ):
+        with pytest.raises(error):
+            open_reference(tree, "vm/image.vmdk", reference)

@@ -207,6 +207,8 @@ def test_every_way_in_which_vmware_lays_a_disk_out(subformat: str, tmp_path: Pat
         "C:\\\\Users\\\\me\\\\VMs\\\\web\\\\disk.vmdk",
         "D:\\VMs\\disk.vmdk",
         "/home/me/vmware/web/disk.vmdk",
+        "D:\\VMs\\Web\\DISK.VMDK",
+        "Disk.vmdk",
     ],
 )
 def test_absolute_paths_of_another_machine_are_looked_for_beside_the_vmx(written: str, tmp_path: Path) -> None:

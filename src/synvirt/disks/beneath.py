@@ -14,8 +14,9 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from synvirt.errors import DiskReadFailed, HostPathRejected, MalformedArchive, NotFound, SynvirtError
@@ -32,7 +33,7 @@ _NAMES_HINT = "a path has at most 4095 bytes, each name on it 255, and no null b
 _LINKS_MAX = 40
 # openat2 answers EAGAIN while something in the tree is renamed; a walk that loses this often is under attack.
 _RACES_MAX = 128
-# A deeper path gets no suggestion in the hint.
+# A deeper path gets no suggestion in the hint, and is taken as it is spelled.
 _TYPED_PARTS_MAX = 32
 
 _HINTS = {
@@ -106,8 +107,8 @@ def resolve_beneath(root: Path | str, name: str) -> Path:
 def open_reference(root: Path | str | None, image: str, reference: str) -> tuple[int, str]:
     """The file that `image` (a path under `root`) names as `reference`: its descriptor and its own path under `root`.
 
-    A relative reference is relative to the image's folder. `root` None refuses all; a missing file is MalformedArchive, since
-    the image is incomplete without it.
+    A relative reference is relative to the image's folder. If there is no such file, one of another spelling is taken (see
+    `spelled`). `root` None refuses all; a missing file is MalformedArchive, since the image is incomplete without it.
     """
     if root is None:
         raise HostPathRejected(
@@ -119,12 +120,57 @@ def open_reference(root: Path | str | None, image: str, reference: str) -> tuple
     if not reference.startswith("/"):
         name = str(PurePosixPath(image).parent / reference)
     try:
-        return open_beneath(root, name), name
+        try:
+            return open_beneath(root, name), name
+        except NotFound:
+            if (alike := spelled(root, name)) is None:
+                raise
+            return open_beneath(root, alike), alike
     except NotFound as problem:
         raise MalformedArchive(
             f"{image} needs the file {reference!r}, which is not there",
             hint="Copy all files of the disk into one folder under the import root.",
         ) from problem
+
+
+def spelled(root: Path | str, name: str) -> str | None:
+    """`name`, which does not exist so, with each part as its folder has it, relative to `root`. Images and descriptions come
+    from Windows and macOS, where capitals make no difference (see `nearest.folded`).
+
+    None, where a part is not there, or several files could be meant. It is a name only: to open it, call `open_beneath`.
+    """
+    from synvirt.nearest import folded
+
+    parts, found = PurePosixPath(_relative(Path(root), name)).parts, PurePosixPath()
+    if len(parts) > _TYPED_PARTS_MAX:
+        return None
+    try:
+        for part in parts:
+            try:
+                stat_beneath(root, str(found / part))
+            except NotFound:
+                descriptor, folder = open_folder_beneath(root, str(found))
+                status = os.fstat(descriptor)
+                os.close(descriptor)
+                names = _spellings(folder, (status.st_dev, status.st_ino, status.st_mtime_ns))
+                alike = names.get(folded(part))
+                if alike is None or alike == part:  # a link to nothing is there under its own name
+                    return None
+                part = alike  # noqa: PLW2901 - the same part, as its folder has it
+            found /= part
+    except (OSError, SynvirtError):
+        return None
+    return str(found)
+
+
+@lru_cache(maxsize=8)
+def _spellings(folder: Path, _version: tuple[int, int, int]) -> Mapping[str, str | None]:
+    """A folder's names by their folded texts; none, where it has too many. Kept for the hundreds of extents of one disk."""
+    from synvirt.nearest import LOOKED_AT_MAX, by_folded
+
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, LOOKED_AT_MAX + 1)]
+    return by_folded(names) if len(names) <= LOOKED_AT_MAX else {}
 
 
 @contextlib.contextmanager

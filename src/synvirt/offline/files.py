@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
 from synvirt.blocks import DiskReader, bytes_of
+from synvirt.disks.beneath import spelled
 from synvirt.disks.formats import MAGICS, image_format
 from synvirt.disks.nbd.fallback import readable
 from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
@@ -102,15 +103,26 @@ class Folder:
         return found[0]
 
     def find(self, name: str) -> FileRange | None:
-        """None, where there is no such file; HostPathRejected, where it leads out of the root."""
+        """The file of that name; else the one of another spelling (see `beneath.spelled`), under its own name. None, where
+        there is none; HostPathRejected, where it leads out of the root."""
         try:
             path = resolve(self.root, str(self.path / name))
         except NotFound:
-            return None
+            alike = self._spelled(name)
+            if alike is None:
+                return None
+            name, path = alike, resolve(self.root, str(self.path / alike))
         if is_folder(self.root, path):
             raise MalformedArchive(f"{name!r} is a folder in {self.label}, not a file")
         size = size_of(self.root, str(path))
         return None if size is None else FileRange(name, path, 0, size)
+
+    def _spelled(self, name: str) -> str | None:
+        if not isinstance(self.root, Path):
+            return None
+        found = spelled(self.root, str(self.path / name))
+        # As many parts as before: those of the folder itself are as they were.
+        return None if found is None else str(PurePosixPath(*PurePosixPath(found).parts[-len(PurePosixPath(name).parts) :]))
 
     def find_written(self, written: str) -> FileRange | None:
         """The file that a description calls `written`: relative to the folder, or absolute on the machine that wrote it.

@@ -213,7 +213,7 @@ def test_without_a_root_no_other_file_is_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "hint", ["base.vmdk", "/vmfs/volumes/5f3c/vm/base.vmdk", "C:\\VMs\\vm\\base.vmdk", "{root}/vm/base.vmdk"]
+    "hint", ["base.vmdk", "/vmfs/volumes/5f3c/vm/base.vmdk", "C:\\VMs\\vm\\BASE.vmdk", "{root}/vm/base.vmdk"]
 )
 def test_a_parent_is_found_beside_its_snapshot(tmp_path: Path, hint: str) -> None:
     folder = tmp_path / "vm"

@@ -89,6 +89,34 @@ def test_a_name_that_only_looks_url_encoded(files: dict[str, bytes], tmp_path: P
     assert member_bytes(path, opened(path)) == files["disk%201.vmdk"]
 
 
+@pytest.mark.parametrize("there", ["DISK1.vmdk", "Disk1.VMDK"])
+def test_capitals_of_a_name_make_no_difference(files: dict[str, bytes], there: str, tmp_path: Path) -> None:
+    """Packed on Windows. The manifest's digest of the description and of the disk are compared all the same."""
+    files[there], files["VirtualBox.ovf"] = files.pop("disk1.vmdk"), files.pop("virtualbox.ovf")
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert not concern_ids(inspected(path)) & {"checksums-missing", "checksums-incomplete"}
+    assert member_bytes(path, opened(path)) == files[there]
+    assert [check.name for check in opened(path).checksums] == [there]
+    files["VirtualBox.ovf"] += b"<!-- edited -->"
+    with pytest.raises(MalformedArchive, match=r"VirtualBox.ovf does not have the SHA256 digest"):
+        inspected(appliances.archive(tmp_path / "a.ova", files))
+
+
+def test_a_name_that_may_be_one_of_two_files_is_none_of_them(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["DISK1.vmdk"] = files["Disk1.vmdk"] = files.pop("disk1.vmdk")
+    del files["virtualbox.mf"]
+    with pytest.raises(MalformedArchive, match=r"a.ova has no file 'disk1.vmdk'"):
+        inspected(appliances.archive(tmp_path / "a.ova", files))
+
+
+def test_macos_writes_accents_as_letters_of_their_own(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.ovf"] = files["virtualbox.ovf"].replace(b'href="disk1.vmdk"', 'href="Café.vmdk"'.encode())
+    files["Cafe\u0301.vmdk"] = files.pop("disk1.vmdk")
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert member_bytes(path, opened(path)) == files["Cafe\u0301.vmdk"]
+
+
 def test_macos_puts_a_shadow_beside_each_file(files: dict[str, bytes], tmp_path: Path) -> None:
     shadows = {f"._{name}": b"\0\5\x16\7Mac OS X" for name in files}
     path = appliances.archive(tmp_path / "a.ova", {**shadows, **files})
@@ -192,6 +220,13 @@ def test_an_edited_description(files: dict[str, bytes], tmp_path: Path) -> None:
 def test_a_manifest_that_names_what_is_not_there(files: dict[str, bytes], tmp_path: Path) -> None:
     files["virtualbox.mf"] += b"SHA1(second.vmdk)= " + b"0" * 40
     with pytest.raises(MalformedArchive, match=r"names the file 'second.vmdk', which a.ova does not have"):
+        inspected(appliances.archive(tmp_path / "a.ova", files))
+
+
+def test_a_manifest_with_two_digests_of_one_file(files: dict[str, bytes], tmp_path: Path) -> None:
+    """By two names of it: nobody can say which of them is right."""
+    files["virtualbox.mf"] += b"SHA1(./disk1.vmdk)= " + b"0" * 40
+    with pytest.raises(MalformedArchive, match=r"virtualbox.mf has two digests of disk1.vmdk"):
         inspected(appliances.archive(tmp_path / "a.ova", files))
 
 

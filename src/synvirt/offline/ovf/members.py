@@ -3,11 +3,13 @@
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from synvirt.disks import tar
 from synvirt.disks.roots import HOST, Root, open_file
 from synvirt.errors import MalformedArchive, SynvirtError
+from synvirt.nearest import by_folded, folded
 from synvirt.offline import OpenedDisk, files
 from synvirt.offline.files import FileRange
 from synvirt.offline.ovf.opening import Opened, description_name
@@ -55,14 +57,19 @@ class Members:
         return (member.name for member in self._members.values() if member.sort is tar.Sort.FILE)
 
     def find(self, name: str) -> FileRange | None:
-        """The member of that name as a range of the archive; None, where it is missing. MalformedArchive, where it is no
-        file."""
-        member = self._members.get(name)
-        if member is None:
+        """The member of that name, else the one of another spelling (see `nearest.folded`), as a range of the archive; None,
+        where it is missing. MalformedArchive, where it is no file."""
+        found = name if name in self._members else self._by_folded.get(folded(name))
+        if found is None:
             return None
+        member = self._members[found]
         if member.sort is not tar.Sort.FILE:
-            raise MalformedArchive(f"{name!r} is a {member.sort.value} in {self.label}, not a file")
-        return FileRange(name, self._path, member.offset, member.size)
+            raise MalformedArchive(f"{found!r} is a {member.sort.value} in {self.label}, not a file")
+        return FileRange(found, self._path, member.offset, member.size)
+
+    @cached_property
+    def _by_folded(self) -> Mapping[str, str | None]:
+        return by_folded(self._members)
 
 
 def _is_description(member: tar.Member) -> bool:

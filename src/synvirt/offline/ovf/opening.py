@@ -125,20 +125,23 @@ def _digests(package: Package, description: str) -> tuple[str | None, dict[str, 
     entries = manifest_file.parse(files.read_all(require(package, chosen), package.root, MANIFEST_MAX_BYTES), chosen)
     for written, digest in entries.items():
         name = _inner_name(package, description, written)
-        if package.find(name) is None:
+        file = package.find(name)
+        if file is None:
             raise MalformedArchive(
                 f"{chosen} names the file {written!r}, which {package.label} does not have",
                 hint="The package is incomplete: copy all of its files.",
             )
-        digests[name] = digest
+        if digests.setdefault(file.name, digest) != digest:
+            raise MalformedArchive(f"{chosen} has two digests of {file.name}, by two spellings of its name")
     return chosen, digests
 
 
 def _inner_name(package: Package, description: str, written: str) -> str:
-    """A file's path in the package: as written it is relative to the description, and sometimes URL-encoded."""
+    """A file's path in the package, as that has it: as written it is relative to the description, and sometimes URL-encoded."""
     folder = posixpath.dirname(description)
     names = [posixpath.normpath(posixpath.join(folder, each)) for each in (written, unquote(written))]
-    return next((name for name in names if package.find(name) is not None), names[0])
+    found = (package.find(name) for name in names)
+    return next((file.name for file in found if file is not None), names[0])
 
 
 def beside(package: Package, description: str, suffix: str) -> str | None:
