@@ -1,14 +1,17 @@
 """What a file is, by its magic; and that the tables know every format there is a spec for."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from synvirt.blocks import bytes_of
 from synvirt.disks import IMAGES, detect, open_reader
 from synvirt.disks.formats import MAGICS
 from synvirt.disks.specs import NESTING_MAX, ImageFormat, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
+from synvirt.offline import registry
 from tests.running.processes import open_files
 
 FORMATS = get_args(ImageFormat)
@@ -33,6 +36,22 @@ def test_a_magic_is_found_in_a_file_and_in_a_range_of_one(name: ImageFormat, at:
     found = detect(path, offset=777, length=4096, name="disk1")
     assert found == ImageSpec(format=name, over=member, root=str(tmp_path), name="disk1")
     assert detect(path) == raw
+
+
+@pytest.mark.parametrize(
+    "first", ["# Disk DescriptorFile", "# Disk Descriptor File", "#Disk DescriptorFile", "#Disk Descriptor File"]
+)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_vmdks_descriptor_in_the_words_of_each_program_that_writes_one(first: str, line_end: str, tmp_path: Path) -> None:
+    """The second is dd2vmdk's, raw2vmdk's and Live View's; VirtualBox reads all four, and QEMU too."""
+    lines = [first, "version=1", "CID=fffffffe", "parentCID=ffffffff", 'createType="monolithicFlat"', 'RW 4 FLAT "disk.dd" 0']
+    (tmp_path / "disk.vmdk").write_bytes(line_end.join(lines).encode())
+    (tmp_path / "disk.dd").write_bytes(content := b"\7" * 2048)
+    spec = detect(tmp_path / "disk.vmdk")
+    assert isinstance(spec, ImageSpec)
+    with closing(open_reader(spec)) as reader:
+        assert bytes_of(reader, 0, reader.size) == content
+    assert registry.detect(tmp_path / "disk.vmdk", tmp_path).kind == "vmdk"
 
 
 @pytest.mark.parametrize("content", [b"", b"Q", b"QFI", b"conectix", b"x" * 600])

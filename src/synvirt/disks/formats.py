@@ -21,7 +21,11 @@ MAGICS: tuple[tuple[ImageFormat, int, bytes], ...] = (
     ("vmdk", 0, b"COWD"),
     # seSparse: one extent; its reader refuses it as a disk. The number 0xCAFEBABE in 8 bytes, little-endian.
     ("vmdk", 0, b"\xbe\xba\xfe\xca\0\0\0\0"),
+    # A text: VMware's first line, and those of other programs that write one (VirtualBox reads the same four).
     ("vmdk", 0, b"# Disk DescriptorFile"),
+    ("vmdk", 0, b"# Disk Descriptor File"),
+    ("vmdk", 0, b"#Disk DescriptorFile"),
+    ("vmdk", 0, b"#Disk Descriptor File"),
     ("vhdx", 0, b"vhdxfile"),
     ("vdi", 0x40, b"\x7f\x10\xda\xbe"),
     ("vhd", 0, b"conectix"),
