@@ -4,6 +4,11 @@ import re
 
 # Names become file names, domain names and log lines.
 _NAME_MAX_CHARS = 255
+# The encodings of VMware's programs, by the host's language; Python has others that take minutes for a file.
+_ENCODINGS = re.compile(
+    r"utf-?8|us-ascii|iso-?8859-?\d{1,2}|(cp|windows-)\d{3,4}|windows-31j|gbk|gb2312|gb18030|big5|shift_jis|euc-(jp|kr)|koi8-r"
+    r"|tis-620"
+)
 
 
 def clean(value: str) -> str:
@@ -11,6 +16,12 @@ def clean(value: str) -> str:
     if not value.isprintable():  # few are not; a description has thousands of names
         value = "".join(character if character.isprintable() else " " for character in value)
     return " ".join(value.split())[:_NAME_MAX_CHARS]
+
+
+def vmware_encoding(named: str) -> str:
+    """Python's name for the encoding that a file of VMware names; UTF-8 for one that no host has. Python may not know it."""
+    known = named.lower()
+    return known.replace("windows-", "cp").replace("cp31j", "cp932") if _ENCODINGS.fullmatch(known) else "utf-8"
 
 
 def whole_number(value: str) -> int | None:

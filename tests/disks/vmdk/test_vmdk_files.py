@@ -164,6 +164,32 @@ def test_a_descriptor_written_on_windows_in_another_encoding(tmp_path: Path, lin
     reader.close()
 
 
+@pytest.mark.parametrize(
+    ("named", "python", "file"),
+    [
+        ("windows-1251", "cp1251", "Сервер-flat.vmdk"),
+        ("windows-1250", "cp1250", "Účetnictví-flat.vmdk"),
+        ("windows-1254", "cp1254", "Şirket-flat.vmdk"),
+        ("windows-1253", "cp1253", "Λογιστήριο-flat.vmdk"),
+        ("ISO-8859-2", "iso8859-2", "Księgowość-flat.vmdk"),
+        ("GBK", "gbk", "服务器-flat.vmdk"),
+        ("windows-31j", "cp932", "サーバー-flat.vmdk"),
+        ("EUC-JP", "euc_jp", "サーバー-flat.vmdk"),
+        ("UTF-8", "utf-8", "Сервер 服务器-flat.vmdk"),
+        # None of a host: the bytes are UTF-8.
+        ("utf-7", "utf-8", "Größe+AGE-flat.vmdk"),
+        ("cp0000", "utf-8", "Größe-flat.vmdk"),
+    ],
+)
+def test_a_descriptor_in_the_encoding_of_any_host(tmp_path: Path, named: str, python: str, file: str) -> None:
+    text = descriptor(f'RW 4 FLAT "{file}" 0', create_type="monolithicFlat", encoding=named).decode()
+    (tmp_path / "disk.vmdk").write_bytes(text.encode(python))
+    (tmp_path / file).write_bytes(b"\7" * 2048)
+    reader = open_vmdk(tmp_path / "disk.vmdk")
+    assert bytes_of(reader, 0, 2048) == b"\7" * 2048
+    reader.close()
+
+
 def test_an_extent_by_itself_is_no_disk(tmp_path: Path) -> None:
     for name, content in (("a.vmdk", HOSTED.file()), ("b.vmdk", COWD.file()), ("c.vmdk", SE_SPARSE.file())):
         (tmp_path / name).write_bytes(content)

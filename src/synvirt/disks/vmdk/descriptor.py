@@ -42,17 +42,6 @@ _ENCODING = re.compile(rb'^[ \t]*+encoding[ \t]*+=[ \t]*+"?([\w-]{1,40})', re.MU
 _CID = re.compile(r"[0-9A-Fa-f]{1,8}")
 # Settings of disks that Workstation encrypted; vSphere names its filter instead. Read directly they would be noise.
 _ENCRYPTED_BY: Final = frozenset({"keysafe", "encryption.keysafe", "encryptionkeys"})
-# VMware's names of encodings that Python names differently or does not know. Any other is read as UTF-8.
-_ENCODINGS: Final = {
-    "windows-1252": "cp1252",
-    "iso-8859-1": "latin-1",
-    "gbk": "gbk",
-    "gb18030": "gb18030",
-    "big5": "big5",
-    "shift_jis": "shift_jis",
-    "windows-31j": "cp932",
-    "euc-kr": "euc_kr",
-}
 
 
 class ExtentLine(NamedTuple):
@@ -134,12 +123,19 @@ def _parent_uuid(written: str) -> str:
 
 def _decoded(content: bytes) -> str:
     """File names in the descriptor's encoding; bytes that are invalid in it reach the file system unchanged."""
-    named = _ENCODING.search(content)
-    encoding = _ENCODINGS.get(named[1].decode("latin-1").lower(), "utf-8") if named else "utf-8"
     try:
-        return content.decode(encoding)
-    except UnicodeDecodeError:
+        return content.decode(_encoding(content))
+    except (UnicodeDecodeError, LookupError):
         return content.decode("utf-8", "surrogateescape")
+
+
+def _encoding(content: bytes) -> str:
+    named = _ENCODING.search(content)
+    if named is None or named[1].lower() == b"utf-8":
+        return "utf-8"
+    from synvirt.machines.texts import vmware_encoding  # most descriptors need no other
+
+    return vmware_encoding(named[1].decode("latin-1"))
 
 
 def _extent_line(match: re.Match[str], number: int, name: str) -> ExtentLine:

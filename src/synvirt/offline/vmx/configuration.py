@@ -9,6 +9,7 @@ The syntax has no specification; this is what ESX, Workstation, Fusion and Playe
 A missing key has a default, and a device exists only if its `present` is TRUE.
 """
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.machines import concerns, reaching
 from synvirt.machines.guest_os import guest_os
-from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
+from synvirt.machines.texts import clean, is_true, uuid_of, vmware_encoding, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
 from synvirt.sizes import MIB
 
@@ -31,10 +32,6 @@ _CPUS_MAX, _MEMORY_MAX_MIB = 1024, 64 << 20
 _LINE = re.compile(r'\s*([A-Za-z0-9_.:\-]+)\s*=\s*(?:"([^"]*)"?|([^"#]*))')
 _ESCAPE = re.compile(r"\|([0-9A-Fa-f]{2})")
 _ENCODING = re.compile(rb'^\s*\.encoding\s*=\s*"([A-Za-z0-9_\-]{1,40})"', re.MULTILINE | re.IGNORECASE)
-# The encodings of VMware's programs, by the host's language; Python has others that take minutes for a file.
-_ENCODINGS = re.compile(
-    r"utf-?8|us-ascii|iso-?8859-?\d{1,2}|(cp|windows-)\d{3,4}|gbk|gb2312|gb18030|big5|shift_jis|euc-(jp|kr)|koi8-r|tis-620"
-)
 _DISK_KEY = re.compile(r"((?:scsi|sata|ide|nvme)\d{1,2}):(\d{1,3})\.filename")
 _NIC_KEY = re.compile(r"ethernet(\d{1,2})\.present")
 _PASSTHROUGH_KEY = re.compile(r"(pcipassthru\d{1,3})\.present")
@@ -72,10 +69,9 @@ def dictionary(data: bytes, name: str) -> dict[str, str]:
 def _text(data: bytes) -> str:
     """The text in the encoding that the file names; without a known one, UTF-8 or else Windows' western one."""
     found = _ENCODING.search(data)
-    named = found[1].decode().lower() if found else ""
-    for encoding in (named.replace("windows-", "cp") if _ENCODINGS.fullmatch(named) else "utf-8-sig", "utf-8-sig"):
+    for encoding in (vmware_encoding(found[1].decode()) if found else "utf-8", "utf-8"):
         try:
-            return data.decode(encoding)
+            return data.removeprefix(codecs.BOM_UTF8).decode(encoding)
         except (UnicodeDecodeError, LookupError):
             continue
     return data.decode("cp1252", "replace")
