@@ -98,6 +98,13 @@ def test_a_disk_that_was_renamed_is_found_by_its_uuid(tmp_path: Path) -> None:
     assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
 
 
+@pytest.mark.parametrize("location", ["C:\\VMs\\disks\\web.vdi", "/home/me/VirtualBox VMs/disks/web.vdi"])
+def test_so_is_one_of_another_machines_folder_where_the_machines_folder_is_the_root(location: str, tmp_path: Path) -> None:
+    folder = vbox_machines.machine(tmp_path, vbox_machines.MACHINE.replace(b'"web.vdi"', f'"{location}"'.encode()))
+    (folder / "web.vdi").rename(folder / "copy of web.vdi")
+    assert content(folder, folder) == vbox_machines.blocks(SEEN)
+
+
 def vmdk_machine(folder: Path) -> Path:
     """VirtualBox makes snapshots in the format of the disk: a machine that came from an OVA has VMDKs throughout."""
     (folder / "Snapshots").mkdir(parents=True)

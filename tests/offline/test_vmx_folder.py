@@ -232,6 +232,14 @@ def test_a_disk_that_is_nowhere(tmp_path: Path) -> None:
         VMX.inspect(folder, tmp_path)
 
 
+@pytest.mark.parametrize("written", ["/vmfs/volumes/ssd/web_1/other.vmdk", "C:\\VMs\\other\\other.vmdk"])
+def test_a_disk_that_is_nowhere_in_a_root_without_another_folder(written: str, tmp_path: Path) -> None:
+    """As where a person names the folder of the machine: nothing in it leads out."""
+    folder = vm_folder(tmp_path, written, raw=appliances.raw_disk())
+    with pytest.raises(MalformedArchive, match=r"scsi0:0 is the file '.*other.vmdk', which is neither in"):
+        VMX.inspect(folder, folder)
+
+
 @pytest.mark.parametrize("written", ["../../secret.vmdk", "link.vmdk"])
 def test_a_disk_outside_the_root(written: str, tmp_path: Path) -> None:
     root = tmp_path / "imports"

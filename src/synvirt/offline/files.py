@@ -5,7 +5,7 @@ A file's format is known by its first bytes.
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from synvirt.disks.formats import MAGICS, image_format
 from synvirt.disks.nbd.fallback import readable
 from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
 from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec
-from synvirt.errors import MalformedArchive, NotFound, SynvirtError
+from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError
 from synvirt.nearest import in_short
 
 _HEAD_BYTES = 64 << 10
@@ -128,14 +128,19 @@ class Folder:
         """The file that a description calls `written`: relative to the folder, or absolute on the machine that wrote it.
 
         /vmfs/volumes/DATASTORE/VM/DISK and C:\\VMs\\VM\\DISK are looked for in the folder, in a subfolder and in a neighbour
-        folder.
+        folder, if that lies under the root.
         """
         windows = "\\" in written or written[1:2] == ":"
         path = PureWindowsPath(written) if windows else PurePosixPath(written)
         inner = f"{path.parent.name}/{path.name}"
-        candidates = [path.name, inner, f"../{inner}"] if path.anchor else [path.as_posix(), path.name]
+        candidates = [path.name, inner] if path.anchor else [path.as_posix(), path.name]
         found = (self.find(candidate) for candidate in candidates if candidate.strip("./"))
-        return next((file for file in found if file is not None), None)
+        file = next((file for file in found if file is not None), None)
+        if file is None and path.anchor:
+            # This path is ours, not the description's: where it leads out, there is no neighbour.
+            with suppress(HostPathRejected):
+                return self.find(f"../{inner}")
+        return file
 
 
 def has_suffix(name: str, suffix: str) -> bool:
