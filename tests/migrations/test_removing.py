@@ -1,5 +1,7 @@
 """Ended jobs go, with what they kept where an operator says so; never what somebody still needs."""
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ def test_a_removal_that_was_cut_off_goes_on_and_nobody_takes_the_copy_up_meanwhi
 
     with pytest.raises(OSError):
         Removal(house.store, here="local", destroy=full, forget=lambda job: None).remove(job.id, "destroy")
-    with pytest.raises(Conflict):
+    with pytest.raises(Conflict, match="is being removed with its volumes"):
         house.intake.retry(job.id, {})
     removal.remove(job.id, "destroy")
     assert not house.volume(job).exists()
@@ -93,16 +95,36 @@ def test_a_removal_that_was_cut_off_goes_on_and_nobody_takes_the_copy_up_meanwhi
 
 def test_a_copy_that_a_job_takes_up_at_the_moment_of_its_removal_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house, job, removal = _run(tmp_path, fail="boot")
-    change = house.store.change
+    adding = house.store.adding
 
-    def taken_up_before(*asked: Any) -> Migration:
+    def taken_up_before() -> AbstractContextManager[None]:
         monkeypatch.undo()
         house.intake.retry(job.id, {})
-        return change(*asked)
+        return adding()
 
-    monkeypatch.setattr(house.store, "change", taken_up_before)
+    monkeypatch.setattr(house.store, "adding", taken_up_before)
     with pytest.raises(Conflict, match="is continued by job"):
         removal.remove(job.id, "destroy")
+    assert house.volume(job).exists()
+    house.close()
+
+
+def test_a_removal_does_not_come_between_a_retrys_note_and_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failed job is noted as taken up before the new one is there."""
+    house, job, removal = _run(tmp_path, fail="boot")
+    add = house.store.add
+    with ThreadPoolExecutor(1) as pool:
+        removals: list[Future[None]] = []
+
+        def removed_before(*asked: Any, **more: Any) -> None:
+            removals.append(pool.submit(removal.remove, job.id, "destroy"))
+            wait(removals, 0.5)  # it must not end before the retry, and waits
+            add(*asked, **more)
+
+        monkeypatch.setattr(house.store, "add", removed_before)
+        again = house.intake.retry(job.id, {})
+        with pytest.raises(Conflict, match=f"is continued by job {again.id}"):
+            removals[0].result(60)
     assert house.volume(job).exists()
     house.close()
 

@@ -57,8 +57,9 @@ class Removal:
         if job.state is State.COMPLETED and volumes == "destroy":
             raise Conflict(f"the volumes of job {job.id} are the disks of its guest", hint="keep them, or remove the guest")
         if kept and volumes == "destroy":
-            # From now on no other job takes over its copy.
-            store.change(job.id, job.state, lambda found: _given_up(store, found))
+            # From now on no other job takes over its copy. A retry notes its job before it adds it: this is not in between.
+            with store.adding():
+                store.change(job.id, job.state, lambda found: _given_up(store, found))
             self._destroy(job)
         if job.state is not State.COMPLETED:
             self._forget(job)

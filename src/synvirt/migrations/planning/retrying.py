@@ -105,6 +105,8 @@ def taken_up(
     )
 
     def note(job: Migration) -> Migration:
+        if job.retried_by == job.id:  # by its removal
+            raise Conflict(f"job {job.id} is being removed with its volumes", hint="submit its plan again")
         if is_taken_up(store, job):
             raise Conflict(f"job {job.id} is continued by job {job.retried_by}", hint="look at that job")
         return job.model_copy(update={"retried_by": again.id})
