@@ -110,6 +110,16 @@ def test_it_is_narrowed_to_one_job(service: Service) -> None:
     assert states(listening(service, job_id=one), 1) == [(str(one), "Completed")], "narrowed to a job that has ended: that job"
 
 
+def test_narrowed_to_a_job_that_is_removed_it_ends(service: Service) -> None:
+    """Its end and its removal may come between two looks: nobody would ever hear of it again."""
+    one = service.submit().id
+    events = listening(service, job_id=one)
+    assert states(events, 1) == [(str(one), "Queued")]
+    service.move(one, State.COMPLETED)
+    service.store.remove(one)
+    assert len(list(events)) <= 1  # its end, where it was seen
+
+
 @pytest.mark.parametrize("unknown", [str(UUID(int=1)), "nope"])
 def test_narrowed_to_no_job(client: httpx.Client, unknown: str) -> None:
     response = client.get("/migrations/stream", params={"migration_id": unknown})

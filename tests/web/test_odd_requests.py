@@ -58,6 +58,17 @@ def test_an_event_that_cannot_be_read_ends_no_live_list(service: Service, client
                 break
 
 
+def test_the_page_of_a_job_that_is_removed_meanwhile_closes_its_stream(service: Service, client: httpx.Client) -> None:
+    """A browser would connect again, and say that the service does not answer."""
+    job = service.submit()
+    with client.stream("GET", f"{SITE}/migrations/{job.id}/events") as stream:
+        lines = stream.iter_lines()
+        next(line for line in lines if line == "event: part")
+        service.move(job.id, State.COMPLETED)
+        service.store.remove(job.id)
+        assert [line for line in lines if line][-2:] == ["event: ended", "data: ended"]
+
+
 def test_the_list_and_the_page_of_a_job_whose_host_is_lost_show_no_rate(service: Service, client: httpx.Client) -> None:
     service.store.hosts.begin("gone", ttl_s=-5, document="{}")
     progress = Progress(bytes_total=100 << 20, bytes_done=50 << 20, rate_bps=7 << 20, eta_s=7)

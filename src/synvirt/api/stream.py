@@ -169,7 +169,7 @@ class Feed(Generic[E, S]):
         self._figures: dict[UUID, _Figure[S]] = {}
 
     async def follow(self, *, job_id: UUID | None, last_event_id: int | None) -> AsyncIterator[bytes]:
-        """The events, until the client leaves, the service stops, or the store fails.
+        """The events, until the client leaves, the service stops, the store fails, or the job `job_id` is removed.
 
         The newest events of a new client ascend, so a client that is interrupted among them gets the rest by a replay.
         """
@@ -195,17 +195,24 @@ class Feed(Generic[E, S]):
                 for figure in self._unseen(seen, job_id):
                     yield figure.content
                 if time.monotonic() - beat_at >= self._pace.heartbeat_every_s:
+                    if await self._is_gone(job_id):
+                        return
                     yield self._words.beat
                     beat_at = time.monotonic()
                 within_s = beat_at + self._pace.heartbeat_every_s - time.monotonic()
-                if seen.early:
-                    within_s = min(within_s, self._pace.progress_every_s)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), max(0.0, within_s))
+                await self._wait(news, min(within_s, self._pace.progress_every_s) if seen.early else within_s)
         except PersistFailed as error:  # the client connects again; each of its tries would be an incident in the log
             _log.warning("a stream ends", cause=error.detail)
         finally:
             self._listeners -= 1
+
+    async def _is_gone(self, job_id: UUID | None) -> bool:
+        """Whether the job was removed. Its end may have come and gone between two looks; who connects again gets 404."""
+        return job_id is not None and not await run_in_threadpool(self._newest, job_id)
+
+    async def _wait(self, news: asyncio.Event, within_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), max(0.0, within_s))
 
     def _begin(self, newest: int) -> None:
         self._since = self._cursor = newest

@@ -287,17 +287,21 @@ class Client(AbstractContextManager["Client"]):
     ) -> Iterator[StreamEvent]:
         """Events without end: after a lost connection it waits for the service and its store, and missed events are replayed.
 
-        ServiceUnreachable, after the service was away for `patience_s`, or at once if it never answered.
+        ServiceUnreachable, after the service was away for `patience_s`, or at once if it never answered. NotFound, where the
+        job was removed.
         """
         last_event_id: int | None = None
         lost_at: float | None = None
-        connected = False
+        connected = at_once = False
         while True:
             try:
                 for event in self.stream(of, job_id=job_id, last_event_id=last_event_id):
-                    connected, lost_at = True, None
+                    connected, at_once, lost_at = True, True, None
                     last_event_id = event.id or last_event_id
                     yield event
+                if at_once:  # it ended the stream itself: whether it stops or the job was removed, the next request shows
+                    at_once = False
+                    continue
             except (ServiceUnreachable, PersistFailed):  # the latter: it answers, and its database is away
                 if not connected or (lost_at is not None and time.monotonic() - lost_at > patience_s):
                     raise

@@ -272,8 +272,8 @@ class JobView:
         return Drawn(parts, values, values["job"].ended)
 
     async def parts(self, job_id: UUID, pace: Pace, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """The parts as they change, until the job has ended. Figures of a disk or a pass are no events of the store: so the job
-        is read when anything was written."""
+        """The parts as they change, until the job has ended or is removed. Figures of a disk or a pass are no events of the
+        store: so the job is read when anything was written."""
         sent: dict[str, str] = {}
         beat_at = time.monotonic()
         shown = self.shown.setdefault(job_id, Shown())
@@ -292,6 +292,8 @@ class JobView:
                     yield BEAT
                     beat_at = time.monotonic()
                 await asyncio.sleep(pace.progress_every_s)
+        except NotFound:  # the job was removed: the page stays as it is, and does not ask again
+            yield format_sse_event(event=ENDED, data_str=ENDED)
         except PersistFailed as error:  # as in `Feed.follow`
             log.warning("the stream of a job's page ends", job=str(job_id), cause=error.detail)
         finally:

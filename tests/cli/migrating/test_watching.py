@@ -18,7 +18,7 @@ import pytest
 
 from synvirt.cli.client import Client, StreamEvent
 from synvirt.cli.migrating.watching import Bars, Lines, described, stage
-from synvirt.errors import ServiceUnreachable
+from synvirt.errors import NotFound, ServiceUnreachable
 from synvirt.model.job import CutoverRequest, DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import Target
@@ -189,6 +189,22 @@ def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(
         "Starting  web.ova\n",
         "Completed  web.ova\n",
     ]
+
+
+def test_a_job_that_is_removed_before_its_end_was_seen_ends_the_watch(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may remove a job as it ends."""
+    monkeypatch.setattr("synvirt.cli.client.RECONNECT_EVERY_S", 0)
+    job, lost = service.submit(), list[str]()
+    with Client.local(service.settings.socket_path) as client:
+        events = client.follow(job_id=job.id, on_lost=lambda: lost.append("waiting"))
+        next(events)
+        service.move(job.id, State.COMPLETED)
+        service.store.remove(job.id)
+        with pytest.raises(NotFound, match=f"there is no migration {job.id}"):
+            list(events)
+    assert lost == [], "the service was never away"
 
 
 def test_patience_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

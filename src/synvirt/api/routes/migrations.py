@@ -42,7 +42,7 @@ STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
         "description": "Server-sent events without an end. `event: migration` has the whole Migration and an `id` that grows, "
         "at each change of `state` or `last_error`; `event: progress` has a ProgressUpdate and no id, at most twice a second "
         "a job; a comment line comes every 15 s. A new client first gets every job that has not ended (with `migration_id`: "
-        "that job, ended or not). `Last-Event-ID` replays what was missed.",
+        "that job, ended or not, and it ends once that is removed). `Last-Event-ID` replays what was missed.",
         "content": {
             "text/event-stream": {
                 "schema": {"type": "string"},
