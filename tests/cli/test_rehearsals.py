@@ -3,10 +3,13 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from synvirt.cli.client import Client
+from synvirt.errors import PersistFailed, ServiceUnreachable, SynvirtError
 from synvirt.fleet.waves import change_members
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
@@ -73,6 +76,28 @@ def test_a_rehearsal_is_waited_for_and_its_checks_are_shown(run: Run, service: S
         RoleCheck(kind="role", role="dns", within_s=9),
     )
     assert service.woken == [job.id]
+
+
+@pytest.mark.parametrize("error", [PersistFailed, ServiceUnreachable])
+def test_a_service_or_a_database_that_is_away_meanwhile_is_waited_for(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, error: type[SynvirtError]
+) -> None:
+    """The rehearsal goes on, or is tidied up by the next start."""
+    monkeypatch.setattr("synvirt.cli.client.RECONNECT_EVERY_S", 0)
+    job, ask, away = held(service), Client.ask, list[str]()
+
+    def away_once(client: Client, method: str, path: str, **options: Any) -> str:
+        if not away and (found := service.store.rehearsals.of(job.id)) and path.endswith(str(found[0].id)):
+            passed(service, found[0].id, CheckResult(name="boot", ok=True, detail="seen by its agent"))
+            away.append(path)
+            raise error("it is away")
+        return ask(client, method, path, **options)
+
+    monkeypatch.setattr(Client, "ask", away_once)
+    done = run("rehearse", job.id)
+    assert away
+    assert (done.exit_code, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "the service does not answer; waiting for it\n" in done.stdout
 
 
 def test_several_are_rehearsed_together_each_with_its_own_checks(run: Run, service: Service) -> None:

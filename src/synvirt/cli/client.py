@@ -135,6 +135,20 @@ class Client(AbstractContextManager["Client"]):
         # Not an empty dictionary: given one, httpx drops the parameters that the path has.
         return self._asked(method, _under(path), json=json, params=_given(params or {}) or None)
 
+    def ask_again(self, path: str, *, on_lost: Callable[[], None] = lambda: None) -> str:
+        """GET of what was answered before and is followed: waits for the service and its store, as `follow` does."""
+        lost_at: float | None = None
+        while True:
+            try:
+                return self.ask("GET", path)
+            except (ServiceUnreachable, PersistFailed):
+                if lost_at is None:
+                    lost_at = time.monotonic()
+                    on_lost()
+                elif time.monotonic() - lost_at > PATIENCE_S:
+                    raise
+            time.sleep(RECONNECT_EVERY_S)
+
     def edit(self, method: str, path: str, change: Callable[[Any], Any]) -> str:
         """Reads what is at the path, and sends back what `change` makes of it. Conflict, where it was changed in between."""
         read = self._request("GET", _under(path))

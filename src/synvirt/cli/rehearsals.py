@@ -168,13 +168,18 @@ def _until_its_end(client: "Client", found: dict[str, Any], *, say: bool) -> dic
     import json
     import time
 
+    def lost() -> None:
+        if say:
+            print("the service does not answer; waiting for it", flush=True)
+
     state = ""
     while found["state"] not in ENDS:
         if say and found["state"] != state:
             print(found["state"], flush=True)
         state = found["state"]
         time.sleep(POLL_S)
-        found = json.loads(client.ask("GET", f"/migrations/{found['migration_id']}/rehearsals/{found['id']}"))
+        path = f"/migrations/{found['migration_id']}/rehearsals/{found['id']}"
+        found = json.loads(client.ask_again(path, on_lost=lost))
     return found
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from synvirt.cli.client import Client
 from synvirt.cli.migrating import watching_several
 from synvirt.cli.migrating.watching import verdict
-from synvirt.errors import NotFound
+from synvirt.errors import NotFound, PersistFailed, ServiceUnreachable, SynvirtError
 from synvirt.model.job import Migration, Progress
 from synvirt.model.kinds import State
 from synvirt.model.values import now
@@ -122,6 +122,30 @@ def test_a_job_that_is_removed_before_its_end_was_seen_is_shown_no_more_and_ends
         assert capsys.readouterr().err.startswith(f"E_MIG_NOT_FOUND: job {gone.id} was removed before its end was seen")
         with pytest.raises(NotFound):
             watching_several.watch_several(client, [str(gone.id)], as_json=False)
+
+
+@pytest.mark.parametrize("error", [PersistFailed, ServiceUnreachable])
+def test_a_service_or_a_database_that_is_away_is_waited_for(
+    service: Service, monkeypatch: pytest.MonkeyPatch, error: type[SynvirtError]
+) -> None:
+    job = service.submit()
+    with Client.local(service.settings.socket_path) as client:
+        ask, asked = client.ask, list[str]()
+
+        def away_at_first(*arguments: Any, **options: Any) -> str:
+            asked.append(arguments[1])
+            if len(asked) == 2:
+                raise error("it is away")
+            return ask(*arguments, **options)
+
+        monkeypatch.setattr(client, "ask", away_at_first)
+
+        def pause(_: float) -> None:
+            if len(asked) == 3:
+                service.move(job.id, State.COMPLETED)
+
+        (ended,) = watching_several.watch_several(client, [], as_json=False, pause=pause)
+    assert ended.state == State.COMPLETED
 
 
 def recorder(looked: list[list[str]]) -> Callable[..., Any]:

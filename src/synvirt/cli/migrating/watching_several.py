@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from synvirt.cli.client import PATIENCE_S
 from synvirt.cli.migrating.watching import described, stage
 from synvirt.cli.program import shown
-from synvirt.errors import NotFound, ServiceUnreachable
+from synvirt.errors import NotFound, PersistFailed, ServiceUnreachable
 from synvirt.model.job import Migration
 from synvirt.model.kinds import UNENDED
 from synvirt.model.problems import Problem
@@ -67,7 +67,8 @@ def _asked(
     client: "Client", wanted: set[str], removed: dict[str, NotFound], pause: Callable[[float], None]
 ) -> "Iterator[dict[str, Migration]]":
     """The present jobs, again and again. One that was there before, and is gone, goes from `wanted` to `removed`.
-    ServiceUnreachable, after the service was away for long, or at once at the first request; NotFound."""
+    ServiceUnreachable or PersistFailed, after the service or its store was away for long, or at once at the first request;
+    NotFound."""
     lost_at: float | None = None
     answered = False
     # These are not asked for again: the service may have thousands of ended jobs.
@@ -88,7 +89,7 @@ def _asked(
                     removed[id_] = error
             wanted.difference_update(removed)
             ended = {id_: job for id_, job in older.items() if job.ended}
-        except ServiceUnreachable:
+        except (ServiceUnreachable, PersistFailed):  # the latter: it answers, and its database is away
             lost_at = lost_at or time.monotonic()
             if not answered or time.monotonic() - lost_at > PATIENCE_S:
                 raise
