@@ -112,6 +112,23 @@ def test_it_may_change_what_went_wrong(house: House) -> None:
     assert State.V2V_PROCESSING not in states(again)
 
 
+@pytest.mark.parametrize(
+    ("patch", "name"),
+    [
+        ({}, "appliance"),
+        ({"name": "second try"}, "second try"),
+        ({"target": {"name": "web02"}}, "web02"),
+        ({"name": "second try", "target": {"name": "web02"}}, "second try"),
+    ],
+)
+def test_it_may_be_named_anew(house: House, patch: dict[str, Any], name: str) -> None:
+    """By the same rule as a new plan's job."""
+    again = house.intake.retry(failed(house).id, patch)
+    assert (again.retry_of is not None, again.name) == (True, name)
+    third = house.intake.retry(house.run(again.id).id, {"name": None, "target": {"name": None}})
+    assert third.name == "appliance"
+
+
 def test_a_retry_that_fails_too_can_be_taken_up_in_turn(house: House) -> None:
     before = failed(house)
     second = house.run(house.intake.retry(before.id, {}).id)

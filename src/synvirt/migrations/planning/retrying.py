@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from synvirt.disks import open_reader
 from synvirt.disks.specs import written
 from synvirt.errors import Conflict, InvalidPlan, NotFound
+from synvirt.machines.texts import clean
 from synvirt.migrations.job import Job, named
 from synvirt.migrations.states import COPY, KEPT_ON_FAILURE
 from synvirt.mistakes import listed
@@ -86,9 +87,10 @@ def taken_up(
     is_live = before.plan.source.Live is not None
     _refuse(before)
     created_at = now()
+    machine = "" if before.manifest is None else clean(before.manifest.name)
     again = Migration(
         id=job_id,
-        name=before.name,
+        name=plan.name or plan.target.name or machine or before.name,
         plan=plan,
         mode_effective=plan.mode if is_live else before.mode_effective,
         retry_of=before.id,
