@@ -19,7 +19,10 @@ from synvirt.backups.working import Working
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import Cancelled, Internal, PersistFailed, SourceSnapshotFailed
 from synvirt.jobs.process import Ended
+from synvirt.live.libvirt import backup as jobs
+from synvirt.live.libvirt.manifest import parse
 from synvirt.programs import run
+from synvirt.repository.manifest import Mark, Named
 from synvirt.repository.specs import FolderSpec, RepositorySpec
 from tests.backups.house import House
 from tests.running.processes import until
@@ -146,6 +149,36 @@ def test_a_job_that_fills_its_folder_is_ended_again_until_it_has_ended(tmp_path:
         with pytest.raises(SourceSnapshotFailed):
             room.raise_if_full()
     assert len(tries) == 3
+
+
+DISK = """<disk type='file'><driver type='qcow2'/><source file='{path}'/>{below}<target dev='{target}'/></disk>"""
+
+
+@pytest.mark.parametrize(
+    ("now", "counted"),
+    [
+        ({"vda": "/a", "vdb": "/b"}, ["vda", "vdb"]),
+        ({"vda": "/b", "vdb": "/a"}, []),  # each has the bitmap of the other's changes
+        ({"vda": "/a", "vdb": "/c"}, ["vda"]),
+        ({"vda": "/snapshot", "vdb": "/b"}, ["vda", "vdb"]),
+    ],
+)
+def test_changes_are_counted_only_of_the_image_that_the_disk_had_before(now: dict[str, str], counted: list[str]) -> None:
+    """Nearly empty disks that changed their targets passed for unchanged: the point had one's bytes under the other's name."""
+    below = "<backingStore type='file'><source file='/a'/><backingStore/></backingStore>"
+    disks = (
+        DISK.format(path=path, target=key, below=below if path == "/snapshot" else "<backingStore/>")
+        for key, path in now.items()
+    )
+    exports = {key: jobs.Export(f"synvirt-1-2-{key}", f"synvirt-1-2-{key}") for key in now}
+    begun = jobs.Running(snapshot="synvirt-1-2", since="synvirt-1-1", path="/socket", port=None, exports=exports)
+    mark = Mark(kind="checkpoint", name="synvirt-1-1")
+    named = [Named(target=key, path=path, size_bytes=1, mark=mark) for key, path in (("vda", "/a"), ("vdb", "/b"))]
+    base: Any = SimpleNamespace(sealed=SimpleNamespace(disks=named))
+    root = parse(f"<domain><devices>{''.join(disks)}</devices></domain>")
+    found = [*bitmap._disks(root, begun, "synvirt-1-2", base)]
+    assert [disk.target for disk in found if disk.changes is not None] == counted
+    assert [disk.target for disk in found if not disk.whole_because] == counted
 
 
 class Silent:

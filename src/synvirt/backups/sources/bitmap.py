@@ -230,22 +230,33 @@ def _holds_bitmaps(disk: Any) -> bool:
 
 
 def _disks(root: Any, begun: jobs.Running, checkpoint: str | None, base: Manifest | None) -> Iterator[SourceDisk]:
-    before = {} if base is None else {disk.target: disk.mark for disk in base.sealed.disks}
+    before = {} if base is None else {disk.target: disk for disk in base.sealed.disks}
     assert begun.path is not None
     for key, disk in backed_up_disks(root):
         export = begun.exports[key]
         uri = f"nbd+unix:///{quote(export.name, safe='')}?socket={quote(begun.path, safe='/')}"
-        mark = before.get(key)
-        known = mark is not None and mark.name == begun.since and export.bitmap is not None
-        expected = mark is not None and mark.kind == "checkpoint"
+        old, changes, whole_because = before.get(key), None, ""
+        if old is not None and old.mark is not None and old.mark.kind == "checkpoint":
+            # Each image has a bitmap of that name: another disk's, if it has this target now, counts from other bytes.
+            if old.path not in _paths(disk):
+                whole_because = f"its image is another one than before ({old.path})"
+            elif old.mark.name != begun.since or export.bitmap is None:
+                whole_because = "its checkpoint, or the bitmap of its changes, was lost"
+            else:
+                changes = NbdSpec(uri=uri, bitmap=f"qemu:dirty-bitmap:{export.bitmap}")
         yield SourceDisk(
             target=key,
             path=_path(disk),
             spec=NbdSpec(uri=uri),
-            changes=NbdSpec(uri=uri, bitmap=f"qemu:dirty-bitmap:{export.bitmap}") if known else None,
-            whole_because="" if known or not expected else "its checkpoint, or the bitmap of its changes, was lost",
+            changes=changes,
+            whole_because=whole_because,
             mark=Mark(kind="checkpoint", name=checkpoint) if checkpoint is not None and _holds_bitmaps(disk) else None,
         )
+
+
+def _paths(disk: Any) -> set[str]:
+    """Of its image, and of the images below it: a snapshot that was made since has put a new one on top."""
+    return {_path(layer) for layer in (disk, *disk.iterfind(".//backingStore")) if layer.find("source") is not None}
 
 
 def _path(disk: Any) -> str:
