@@ -1,6 +1,6 @@
 """What nothing needs is removed, in two steps; what anything needs never is."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from synvirt.copying import Bucket, Copied, copy
 from synvirt.errors import BackupConflict, Cancelled, RepositoryDamaged
 from synvirt.repository import garbage, packs
 from synvirt.repository.disk import ChunkWriter
-from synvirt.repository.folder import Folder
+from synvirt.repository.folder import Entry, Folder
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, Sweep, collect, condemn
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository, condemned_packs
@@ -155,6 +155,37 @@ def test_a_run_that_relied_on_what_is_condemned_is_refused_and_the_next_writes_i
     assert again.new_bytes > 0
     collect(repository, now=folder.now + GRACE_S)
     assert restored(Repository(folder, KEY), point) == [disk("AAAA").content]
+
+
+class Between(Counted):
+    """`then` happens once, right after the next list of the packs has been read."""
+
+    def __init__(self, inner: Folder) -> None:
+        super().__init__(inner)
+        self.then: Callable[[], object] | None = None
+
+    def entries(self, folder: str) -> list[Entry]:
+        found, then = super().entries(folder), self.then
+        if then is not None and folder == packs.FOLDER:
+            self.then = None
+            then()
+        return found
+
+
+def test_a_run_that_ends_while_what_it_relied_on_is_deleted_is_refused() -> None:
+    """The packs go first, then the list that condemned them: who read the list last found neither."""
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    repository.remove(back_up(repository, disk("AAAA")))
+    folder.now += LATE
+    between = Between(folder)
+    session = Repository(between, KEY).session()
+    copy(disk("AAAA"), ChunkWriter(session, disk("AAAA").size), fresh=False)
+    collect(repository, now=folder.now)
+    between.then = lambda: collect(repository, now=folder.now + GRACE_S)
+    with pytest.raises(BackupConflict, match="garbage"):
+        back_up(repository, disk("AAAA"), session=session)
+    assert repository.point_ids() == []
 
 
 def test_one_that_goes_on_takes_nothing_that_a_backup_needs_by_then() -> None:

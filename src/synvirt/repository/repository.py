@@ -488,8 +488,10 @@ class Session:
             if self._pack.names:
                 self._put(self._taken())
         folder = self._repository.folder
+        # In this order: a collection deletes packs first, and then the list that condemned them.
+        condemned = condemned_packs(folder)
         missing = self._used - {entry.name for entry in folder.entries(packs.FOLDER)}
-        if missing or self._used & condemned_packs(folder):
+        if missing or self._used & condemned:
             raise BackupConflict(
                 "the repository's garbage was collected while the run went on, and took what the run relied on",
                 hint="start the run again: it writes what is missing",
