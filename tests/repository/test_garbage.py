@@ -188,6 +188,19 @@ def test_a_run_that_ends_while_what_it_relied_on_is_deleted_is_refused() -> None
     assert repository.point_ids() == []
 
 
+def test_a_run_of_another_process_that_ends_during_the_look_is_no_damage() -> None:
+    """Its point was listed, and its packs were not: the collection failed, and asked for a verification."""
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    repository.remove(back_up(repository, disk("AAAA")))
+    folder.now += LATE
+    between = Between(folder)
+    collecting, points = Repository(between, KEY), list[UUID]()
+    between.then = lambda: points.append(back_up(repository, disk("BBBB")))
+    assert collect(collecting, now=folder.now).packs_condemned == 1
+    assert restored(Repository(folder, KEY), points[0]) == [disk("BBBB").content]
+
+
 def test_one_that_goes_on_takes_nothing_that_a_backup_needs_by_then() -> None:
     """It had deleted one of two packs when it was cut off; a backup relies on the other one since."""
     folder = MemoryFolder()

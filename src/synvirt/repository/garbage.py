@@ -183,6 +183,9 @@ def _look(repository: Repository, now: float, on_looked: Callable[[int], None], 
     live_bytes: dict[str, int] = defaultdict(int)
     for needed in _needed(repository, on_looked, about_to_read):
         place = repository.place(needed)
+        if place is None:  # another process's run may have ended since the packs were listed: its point is seen here
+            repository.refresh()
+            place = repository.place(needed)
         if place is None:
             raise RepositoryDamaged(
                 f"nothing is removed while chunk {needed.hex()[:16]} is in no pack", hint="verify the restore points"
