@@ -6,6 +6,7 @@ Whatever happens, the points of before are whole, nothing half-made counts, and 
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
 from synvirt.jobs.rate import Rate
 from synvirt.model.values import now
 from synvirt.repository import packs
+from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Session
 from synvirt.repository.verify import verify_repository
@@ -235,6 +237,32 @@ def test_a_repository_that_fails_ends_the_run_at_once(house: House, monkeypatch:
     assert run.error is not None
     assert (tried, run.status, run.error.message) == (["web"], "failed", str(error))
     assert house.run(job).status == "completed"
+
+
+@pytest.mark.parametrize("by", ["point", "repository"])
+def test_damage_is_noted_also_where_nothing_can_be_written(house: House, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """On a full disk or a read-only mount the run reported only that, and the point went on as a good one."""
+    job = house.job("web")
+    (point,) = house.run(job).restore_point_ids
+    pack = next((house.folder / "repository/packs").iterdir())
+    changed = bytearray(pack.read_bytes())
+    changed[100] ^= 1
+    pack.write_bytes(changed)
+
+    def full(_folder: HostFolder, name: str, _pieces: object) -> None:
+        raise RepositoryFull(f"the repository is full: {name}")
+
+    monkeypatch.setattr(HostFolder, "write", full)
+    verify = {
+        "point": partial(house.backups.verify, point),
+        "repository": partial(house.backups.verify_repository, job.repository_id),
+    }
+    run = house.ended(verify[by]())
+    assert run.error is not None
+    assert run.error.code == "E_BAK_DAMAGED"
+    assert [(one.code, "out of use" in one.message) for one in run.warnings] == [("E_BAK_REPOSITORY_FULL", True)]
+    assert (run.report is not None) is (by == "repository")
+    assert house.backups.points.get(point).state == "damaged"
 
 
 def test_errors_of_shared_rooms_are_reported_by_a_code_of_this_side(house: House) -> None:

@@ -6,7 +6,7 @@ of the bytes.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
@@ -31,12 +31,14 @@ from synvirt.backups.points import Points
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Message, Working
-from synvirt.errors import BackupNotFound, RepositoryDamaged
+from synvirt.errors import BackupNotFound, RepositoryDamaged, SynvirtError
 from synvirt.jobs.wire import Moved, Result
 from synvirt.model.values import now
 from synvirt.repository import garbage
 from synvirt.repository.garbage import Collected, Sweep
+from synvirt.repository.repository import Repository
 from synvirt.repository.verify import PacksLooked, PointLooked, Report
+from synvirt.sizes import counted
 
 # After a kill, a verification reads at most this many seconds again.
 MARK_EVERY_S = 5.0
@@ -62,6 +64,16 @@ def _bounded(found: F) -> F:
     if max(map(len, named)) > NAMED_MAX:
         raise RepositoryDamaged(f"more than {NAMED_MAX:,} packs and restore points are damaged", hint=_HINT)
     return found
+
+
+def _condemn(under_way: UnderWay, repository: Repository, broken: Sequence[str]) -> None:
+    """Takes the packs out of use. A repository that is full, or read-only, must not hide the damage: it gives a warning."""
+    try:
+        garbage.condemn(repository.folder, broken)
+    except SynvirtError as error:
+        again = "verify again once the repository can be written to: until then backups rely on what is in them"
+        packs = counted(len(broken), "damaged pack")
+        under_way.warn(error.code, f"{packs} cannot be taken out of use: {error.detail}; {again}")
 
 
 class Upkeep:
@@ -104,8 +116,8 @@ class Upkeep:
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
             self._working.carry_out(order, on_message, under_way.stop)
-        garbage.condemn(repository.folder, sorted(found.broken))
         self._note_states({point.id: found.wrong is not None})
+        _condemn(under_way, repository, sorted(found.broken))
         if found.wrong:
             raise RepositoryDamaged(found.wrong, hint=_HINT)
 
@@ -145,8 +157,8 @@ class Upkeep:
         mine = [point.id for point in self._points.all({"repository_id": [str(repository_id)]})]
         sound = there.difference(report.damaged_points)
         self._note_states({id_: id_ not in sound for id_ in mine})
-        garbage.condemn(repository.folder, report.damaged_packs)
         under_way.note(report=report.listed())
+        _condemn(under_way, repository, report.damaged_packs)
         if report.wrongs:
             more = f", and {len(report.wrongs) - 1} more" if len(report.wrongs) > 1 else ""
             raise RepositoryDamaged(f"{report.wrongs[0]}{more}", hint=_HINT)
