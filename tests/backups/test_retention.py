@@ -18,7 +18,9 @@ from synvirt.backups.model import BackupJob, BackupJobChange, PointFate, Restore
 from synvirt.backups.retention import Retention, kept
 from synvirt.backups.retiring import Retiring, fates
 from synvirt.errors import BackupForbidden
+from synvirt.model.values import now
 from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.manifest import Mark
 from tests.backups.house import House, disk_content
 
 NEW_YEAR = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -84,6 +86,14 @@ def test_a_damaged_point_takes_no_good_ones_place() -> None:
     assert _of(points, found) == [(), ("keep_last",), (), ("keep_last",)]
 
 
+def test_a_point_of_a_clock_that_was_ahead_takes_no_other_ones_place() -> None:
+    points = [_point("web", NEW_YEAR + timedelta(days=day), damaged=day == 3) for day in (0, 1, 2, 3, 400, 401)]
+    found = fates(points, Retention(keep_last=1), moment=NEW_YEAR + timedelta(days=5))
+    assert _of(points, found) == [(), (), ("keep_last",), (), (), ("keep_last",)]
+    found = fates(points, Retention(keep_last=1), moment=NEW_YEAR + timedelta(days=500))
+    assert _of(points, found) == [(), (), (), (), (), ("keep_last",)], "its time has come"
+
+
 def test_a_protected_point_stays_and_says_why() -> None:
     points = [_point("web", NEW_YEAR + timedelta(days=day)) for day in range(3)]
     found = fates(points, Retention(keep_last=1), protected={points[0].id})
@@ -133,8 +143,9 @@ def test_a_job_removes_its_own_points_in_its_own_repository_and_none_that_is_rea
     old, read, kept_one, newest = (_point("web", NEW_YEAR + timedelta(days=day)) for day in range(4))
     foreign = [old.model_copy(update={"id": uuid4(), **one}) for one in ({"job_id": uuid4()}, {"repository_id": uuid4()})]
     removed: list[UUID] = []
-    repositories = SimpleNamespace(opened=lambda _: SimpleNamespace(kept_ids=lambda: {kept_one.id}))
     mine = [old, read, kept_one, newest]
+    repository = SimpleNamespace(kept_ids=lambda: {kept_one.id}, point_ids=lambda: [one.id for one in mine])
+    repositories = SimpleNamespace(opened=lambda _: repository)
     points = SimpleNamespace(
         all=lambda only: [
             one for one in [*foreign, *mine] if all(str(getattr(one, name)) in values for name, values in only.items())
@@ -169,6 +180,32 @@ def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None
         points += house.run(job).restore_point_ids
     assert [point.id for point in house.backups.points.page(limit=9, cursor=None)[0]] == [points[3], points[2]]
     assert house.ended(house.backups.verify(points[2])).status == "completed"
+
+
+def test_a_run_does_not_remove_its_own_point_after_a_clock_that_was_ahead(house: House) -> None:
+    """It ended completed, without a point, until the wrong time had come; and changes were counted from the wrong one."""
+    house.image("web", disk_content())
+    house.guests.mark = Mark(kind="checkpoint", name="synvirt-1-1")
+    job = house.job("web", retention=Retention(keep_last=2))
+    for _ in range(2):
+        (ahead,) = house.run(job).restore_point_ids
+        house.backups.points.change(ahead, created_at=now() + timedelta(days=365))
+    (made,) = house.run(job).restore_point_ids
+    assert made in house.backups.points.ids()
+    assert house.ended(house.backups.verify(made)).status == "completed"
+    house.run(job)
+    assert house.guests.bases[-1] == made
+
+
+def test_a_point_that_is_gone_from_the_repository_takes_no_other_ones_place(house: House) -> None:
+    """Another host has removed it, or somebody its manifest: the only one left went in its favour."""
+    house.image("web", disk_content())
+    job = house.job("web")
+    stays, gone = (point for _ in range(2) for point in house.run(job).restore_point_ids)
+    house.backups.repositories.opened(job.repository_id).remove(gone)
+    house.backups.change_job(job.id, BackupJobChange(retention=Retention(keep_last=1)))
+    house.backups.retire(job.id)
+    assert house.ended(house.backups.verify(stays)).status == "completed"
 
 
 def test_an_operator_lets_retention_keep_more_and_only_an_admin_less(house: House) -> None:

@@ -30,6 +30,7 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.jobs.wire import Moved, Result
+from synvirt.model.values import now
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown, statement
 from synvirt.repository.repository import Repository
 from synvirt.sizes import counted
@@ -201,7 +202,7 @@ class BackingUp:
 def trusted(points: list[RestorePoint], job: BackupJob, vm_id: str) -> list[RestorePoint]:
     """The job's points of a guest, the newest first, from which unchanged chunks may be taken without reading. Damaged points
     are left out, and points that existed when damage was found and may share it: then everything is read, and damaged chunks
-    are written again."""
+    are written again. So are points of a clock that was ahead: what they count from is gone with the next point."""
     there = [point for point in points if point.repository_id == job.repository_id]
     found = max((point.verified_at for point in there if point.state == "damaged" and point.verified_at), default=None)
     mine = [
@@ -209,6 +210,7 @@ def trusted(points: list[RestorePoint], job: BackupJob, vm_id: str) -> list[Rest
         for point in there
         if (point.job_id, point.vm_id) == (job.id, vm_id)
         and point.state != "damaged"
+        and point.created_at <= now()
         and (found is None or max(point.created_at, point.verified_at or point.created_at) >= found)
     ]
     return sorted(mine, key=lambda point: point.created_at, reverse=True)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
 from threading import Lock
 from uuid import UUID
 
@@ -10,22 +11,31 @@ from synvirt.backups.points import Points
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retention import Retention, kept
 from synvirt.errors import BackupConflict, BackupImmutable, SynvirtError
+from synvirt.model.values import now
 
 
-def fates(points: Iterable[RestorePoint], retention: Retention, *, protected: Collection[UUID] = ()) -> list[PointFate]:
+def fates(
+    points: Iterable[RestorePoint],
+    retention: Retention,
+    *,
+    protected: Collection[UUID] = (),
+    gone: Collection[UUID] = (),
+    moment: datetime | None = None,
+) -> list[PointFate]:
     """What happens to one job's points, newest first. A damaged point never displaces a good one: what retention would keep of
-    the good ones alone stays too, so the newest good one always stays."""
+    the good ones alone stays too, so the newest good one always stays. Nor does one of those that are `gone` from the
+    repository, or one whose time has not come at `moment` (by default now): it was made by a clock that was ahead, and each new
+    point would be an old one."""
     by_guest: dict[str, list[RestorePoint]] = defaultdict(list)
     for point in points:
         by_guest[point.vm_id].append(point)
-    found = []
+    found, moment = [], moment or now()
     for mine in by_guest.values():
-        all_, good = (
-            kept(((point.id, point.created_at) for point in some), retention)
-            for some in (mine, [point for point in mine if point.state != "damaged"])
-        )
+        good = [point for point in mine if point.state != "damaged"]
+        present = [point for point in good if point.created_at <= moment and point.id not in gone]
+        stays = [kept(((point.id, point.created_at) for point in some), retention) for some in (mine, good, present)]
         for point in mine:
-            reasons = dict.fromkeys([*all_.get(point.id, ()), *good.get(point.id, ())])
+            reasons = dict.fromkeys(line for lines in stays for line in lines.get(point.id, ()))
             if point.id in protected:
                 reasons["protected"] = None
             found.append(
@@ -60,8 +70,10 @@ class Retiring:
         """What `retention`, by default the job's own, would remove now."""
         of_job = {"job_id": [str(job.id)], "repository_id": [str(job.repository_id)]}
         mine = self._points.all(of_job if vm_id is None else of_job | {"vm_id": [vm_id]})
-        protected = {*self._repositories.opened(job.repository_id).kept_ids(), *self._in_use()}
-        return fates(mine, retention or job.retention, protected=protected)
+        repository = self._repositories.opened(job.repository_id)
+        protected = {*repository.kept_ids(), *self._in_use()}
+        gone = {point.id for point in mine}.difference(repository.point_ids())  # removed by another host, for example
+        return fates(mine, retention or job.retention, protected=protected, gone=gone)
 
     def retire(self, job: BackupJob, *, vm_id: str | None = None) -> list[PointFate]:
         """Removes them. An error with one does not stop the others; it is raised at the end."""
