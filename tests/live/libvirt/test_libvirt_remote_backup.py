@@ -43,6 +43,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(backup, "running", lambda _: made.job)
     monkeypatch.setattr(backup, "end", end)
     monkeypatch.setattr(backup, "has_checkpoint", lambda *_: made.checkpoint)
+    monkeypatch.setattr(backup, "image_was_of", lambda *_: None)
     monkeypatch.setattr(domains, "tracked", lambda _: frozenset({"vda"}))
     return made
 

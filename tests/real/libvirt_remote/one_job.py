@@ -1,7 +1,7 @@
 """Helpers of the tests with another libvirt host: sessions of the adapter, and the passes of one job."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -31,20 +31,21 @@ def local(host: LibvirtLab, use: Callable[[LiveAdapter], Awaitable[T]], **option
 
 
 class OneJob:
-    """The passes of a job that copies vda alone, as the engine makes them."""
+    """The passes of a job that copies vda, by default alone, as the engine makes them."""
 
-    def __init__(self, host: LibvirtLab, domain: Any, **options: Any) -> None:
+    def __init__(self, host: LibvirtLab, domain: Any, *, keys: Sequence[str] = ("vda",), **options: Any) -> None:
+        self.keys = keys
         self.host, self.domain, self.vm_id, self.options = host, domain, domain.UUIDString(), options
         self.name = f"synvirt-{uuid4()}"
         self.refs: dict[int, SnapshotRef] = {}
         self.copy: bytes | None = None
-        self.ask(lambda adapter: adapter.enable_cbt(self.vm_id, ["vda"]))
+        self.ask(lambda adapter: adapter.enable_cbt(self.vm_id, keys))
 
     def ask(self, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
         return local(self.host, use, **self.options)
 
     def begin(self, number: int) -> None:
-        self.refs[number] = self.ask(lambda adapter: adapter.snapshot(self.vm_id, f"{self.name}-{number}", ["vda"]))
+        self.refs[number] = self.ask(lambda adapter: adapter.snapshot(self.vm_id, f"{self.name}-{number}", self.keys))
 
     def read(self, number: int, *, since: int | None) -> int:
         """How many bytes of data came."""

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from synvirt.errors import (
+    CbtReset,
     CbtUnsupported,
     SnapshotFailed,
 )
@@ -148,5 +149,27 @@ def test_an_overlay_that_comes_and_goes_between_passes_is_no_trap(host: LibvirtL
     domain.blockJobAbort("vda", libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
     host.write(domain, "vda", 6 * MIB, b"after the commit")
     assert 0 < job.pass_(3, since=2) <= 3 * 65536
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
+def test_disks_that_change_places_between_passes_are_no_trap(host: LibvirtLab) -> None:
+    """Each image has a bitmap of the checkpoint's name: that of vdb was taken for what had changed on vda."""
+    import libvirt
+
+    one, other = host.disk("64M"), host.disk("64M")
+    domain = host.domain(one, other)
+    domain.create()
+    host.write(domain, "vda", 5 * MIB, b"the one")
+    host.write(domain, "vdb", 9 * MIB, b"the other")
+    job = OneJob(host, domain, keys=("vda", "vdb"))
+    job.pass_(1, since=None)
+    domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
+    xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE).replace(str(one), "/between").replace(str(other), str(one))
+    host.connection.defineXML(xml.replace("/between", str(other))).create()
+    job.begin(2)
+    with pytest.raises(CbtReset, match="its image was that of vdb"):
+        job.read(2, since=1)
+    job.read(2, since=None)
     assert job.copy == host.content(domain, "vda")
     job.clean()

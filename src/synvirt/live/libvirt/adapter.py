@@ -341,6 +341,11 @@ class LibvirtRemote:
                 f"disk {disk.key} of {domain.name()}: what changed since {since} is not known any more: "
                 "its checkpoint was deleted, or its bitmap lost when QEMU ended without closing the image"
             )
+        if since is not None and (other := backup.image_was_of(domain, disk.key, since)) is not None:
+            raise CbtReset(
+                f"disk {disk.key} of {domain.name()}: its image was that of {other} when {since} was made",
+                hint="the whole disk is compared once",
+            )
         bitmap = export.bitmap if since is not None else None
         spec = self._host.spec(export.name, path=found.path, port=found.port, bitmap=bitmap)
         self._knock(domain, snapshot.id, spec, found.path)

@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET  # only for writing: foreign XML is read
 
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError
 from synvirt.live.libvirt.host import library, unanswered
-from synvirt.live.libvirt.manifest import backed_up_disks, parse
+from synvirt.live.libvirt.manifest import backed_up_disks, data_disks, parse, path_of
 
 PREFIX: Final = "synvirt-"
 # A job ends in milliseconds on request; its scratch file is removed with it.
@@ -265,6 +265,19 @@ def forget(domain: Any, name: str) -> None:
     """Deletes the checkpoint in libvirt alone: its bitmaps are in images that the guest uses on another host."""
     libvirt = library()
     domain.checkpointLookupByName(name).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+
+
+def image_was_of(domain: Any, key: str, since: str) -> str | None:
+    """The other disk that had the image of this one when that checkpoint was made. Its bitmap has the same name, as all of a
+    checkpoint's have, and libvirt takes it for this disk's."""
+    if not has_checkpoint(domain, since):  # somebody has deleted it since the job began
+        return None
+    then = parse(domain.checkpointLookupByName(since).getXMLDesc(0)).find("domain")
+    before = {} if then is None else {one: path_of(disk) for one, disk in data_disks(then)}
+    now = next((path_of(disk) for one, disk in data_disks(parse(domain.XMLDesc(0))) if one == key), "")
+    if before.get(key) == now:
+        return None
+    return next((one for one, path in before.items() if path and path == now), None)
 
 
 def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str | None:

@@ -189,13 +189,14 @@ def _disks(domain: Element, seen: Seen, of_all: list[str], of_disks: dict[str, s
             controller=address.get("controller", "") if address is not None else "",
             unit=_number(address.get("unit")) if address is not None else 0,
             boot_order=order or None,
-            source_path=_path(disk),
+            source_path=path_of(disk),
             cbt_enabled=key in seen.tracked,
             cbt_reason="; ".join([*of_all, *([of_disks[key]] if key in of_disks else [])]) or None,
         )
 
 
-def _path(disk: Element) -> str:
+def path_of(disk: Element) -> str:
+    """Where its image lies; empty, where it has no path."""
     source = disk.find("source")
     if source is None:
         return ""
@@ -309,7 +310,7 @@ def _attached_twice(domain: Element) -> Iterator[Concern]:
     """Of disks that the domain has by another target, too: each but the first."""
     first: dict[tuple[str | None, str], str] = {}
     for key, disk in data_disks(domain):
-        place = (disk.get("type"), _path(disk))
+        place = (disk.get("type"), path_of(disk))
         # Of network disks the name alone is not their place.
         if disk.get("type") != "network" and place[1] and first.setdefault(place, key) != key:
             yield Concern(
