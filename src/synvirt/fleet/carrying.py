@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID, uuid4
 
 import structlog
@@ -20,7 +20,7 @@ from synvirt.destinations import DestinationAway
 from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.fleet.facts import Facts
 from synvirt.fleet.host_side import HostSide
-from synvirt.fleet.job_facts import closes, is_fresh, outage_of, why_ended
+from synvirt.fleet.job_facts import begins_by, closes, is_fresh, outage_of, why_ended
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberState, Wave, WaveState
 from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.reasons import is_said_here
@@ -63,6 +63,7 @@ _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
 _UNENDED = _RUNS | {S.WAITING}
 # Nothing of them is left to roll back.
 _BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
+_NOT_BEGUN = {"state": S.READY, "job_id": None, "cut_over_at": None}
 _CANCELLED = "The wave was cancelled."
 
 
@@ -284,8 +285,7 @@ class Carrying:
     # ── its jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _observe(self, seen: Seen, at: datetime) -> None:
-        spans = spans_of(seen.wave, at - timedelta(days=2)) if seen.wave.windows else {}
-        changes = list[MemberChange]()
+        spans, changes = _spans(seen.wave, at), list[MemberChange]()
         try:
             for member in seen.wave.members:
                 if member.state in _RUNS and not seen.rows[member.id].rolling_back and member.job_id is not None:
@@ -342,12 +342,9 @@ class Carrying:
         self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime
     ) -> bool:
         """Requests the cut-over. False, if it would not end within the window any more."""
-        until = closes(seen.wave, member, spans)
-        if until is not None:
-            outage = self._facts(member, seen).outage
-            until -= timedelta(seconds=0 if outage is None else outage.p95)
-            if at >= until:
-                return False
+        until = begins_by(seen.wave, member, job, spans)
+        if until is not None and at >= until:
+            return False
         self._intake.store.request_cutover(job.id, until=until)
         return True
 
@@ -367,8 +364,13 @@ class Carrying:
                 self.wake()
                 break
             self._rows.keep_lead()
+            job = seen.job_of(member)
+            if job is None and member.state is S.CUTTING_OVER and self._is_too_late(seen.wave, member):
+                # Its source or its host was away: its guest runs on there, and waits for the next window.
+                change_members(self._rows, seen.wave.id, [member], {S.CUTTING_OVER}, _NOT_BEGUN)
+                continue
             try:
-                if seen.job_of(member) is None and not self._submitted(seen, member, member.job_id):
+                if job is None and not self._submitted(seen, member, member.job_id):
                     continue
             except PersistFailed:
                 raise
@@ -380,6 +382,11 @@ class Carrying:
                 continue
             change_members(self._rows, seen.wave.id, [member], {member.state}, {}, submitted=True)
         return broke
+
+    def _is_too_late(self, wave: Wave, member: Member) -> bool:
+        at = self._clock()
+        until = begins_by(wave, member, None, _spans(wave, at))
+        return until is not None and at >= until
 
     def _submitted(self, seen: Seen, member: Member, job_id: UUID) -> bool:
         wave = seen.wave
@@ -466,6 +473,12 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
     back = wave.on_failure == "roll_back" and member.job_id is not None
     fields = {"state": S.FAILED, "cause": cause}
     change_members(rows, wave.id, [member], _RUNS, fields, rolling_back=back or None)
+
+
+def _spans(wave: Wave, at: datetime) -> Mapping[str, Sequence[Span]]:
+    """The openings of its windows since the oldest of its present cut-overs began: the service may have been down for days."""
+    began = [one.cut_over_at for one in wave.members if one.state is S.CUTTING_OVER and one.cut_over_at is not None]
+    return spans_of(wave, min([at, *began]))
 
 
 def _is_ours(error: Exception) -> bool:

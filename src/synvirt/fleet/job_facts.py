@@ -1,7 +1,7 @@
 """What a member's job says of the member. Pure."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import chain, takewhile
 
 from synvirt.fleet.facts import Estimate
@@ -48,6 +48,12 @@ def closes(wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> d
     # They ascend, and there may be thousands.
     begun = chain.from_iterable(takewhile(lambda span: span.start <= at, found) for found in own)
     return max((span.end for span in begun if at < span.end), default=None)
+
+
+def begins_by(wave: Wave, member: Member, job: Migration | None, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
+    """The last moment at which its cut-over may begin, so as to end within its window; None: it has none."""
+    until, outage = closes(wave, member, spans), outage_of(member, job)
+    return until if until is None or outage is None else until - timedelta(seconds=outage.p95)
 
 
 def why_ended(job: Migration) -> str:

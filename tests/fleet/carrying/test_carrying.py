@@ -16,7 +16,7 @@ import structlog
 from synvirt import destinations
 from synvirt.copying import request_bytes
 from synvirt.destinations import DestinationAway
-from synvirt.errors import InvalidPlan
+from synvirt.errors import InvalidPlan, SourceUnreachable
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.job_facts import AROUND_COPY, outage_of
 from synvirt.fleet.model import (
@@ -35,7 +35,7 @@ from synvirt.repeating import Pauses
 from synvirt.sizes import KIB
 from synvirt.store.tables import wave_members
 from tests.fakes.hypervisor import FakeHypervisor
-from tests.fleet.carrying.night import SICK, Night, S, W, states, wave, window
+from tests.fleet.carrying.night import SICK, Night, S, W, plan_of, states, wave, window
 from tests.house import live_plan
 
 
@@ -147,7 +147,8 @@ def test_a_cut_over_that_was_asked_for_expires_with_its_window(night: Night) -> 
     assert night.store.cutover_requested(job.id)
 
 
-def test_a_window_that_closes_during_a_cut_over_gives_the_guest_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [timedelta(hours=3), timedelta(days=5)])
+def test_a_window_that_closes_during_a_cut_over_gives_the_guest_back(tmp_path: Path, later: timedelta) -> None:
     night = Night(tmp_path / "house", FakeHypervisor(fail="silent"))
     try:
         night.vms("db")
@@ -156,7 +157,7 @@ def test_a_window_that_closes_during_a_cut_over_gives_the_guest_back(tmp_path: P
         night.waves.go(made.id)
         night.until(made.id, lambda seen: bool((job := seen.members[0].job_id) and _is(night, job, State.STARTING)))
         assert night.house.platform.vm("db")["power"] == "off"
-        night.later = timedelta(hours=3)
+        night.later = later
         seen = night.until(made.id, lambda seen: seen.members[0].state is S.FAILED)
         assert "window closed" in (seen.members[0].cause or "")
         assert night.house.platform.vm("db")["power"] == "on"
@@ -386,3 +387,37 @@ def test_a_member_waits_for_a_destination_that_is_away(night: Night, monkeypatch
     back.set()
     monkeypatch.setattr(destinations, "ANSWERS_S", 30)
     night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+
+
+@pytest.mark.parametrize("later", [timedelta(hours=3), timedelta(days=5)])
+def test_a_cold_member_that_could_not_begin_in_its_window_waits_for_the_next(night: Night, later: timedelta) -> None:
+    """Its source, or its host, was away until the window had closed: its guest is not shut down by day."""
+    night.vms("db")
+    submit, away = night.house.intake.submit, [True]
+
+    def submit_or_away(plan: MigrationPlan, **more: Any) -> Migration:
+        if away:
+            raise SourceUnreachable("vcenter does not answer")
+        return submit(plan, **more)
+
+    night.house.intake.submit = submit_or_away  # type: ignore[method-assign]
+    opens = now().replace(microsecond=0) - timedelta(minutes=1)
+    tonight = window(opens, opens + timedelta(hours=2))
+    moved = {name: at + timedelta(days=7) for name, at in (("start", tonight.start), ("end", tonight.end))}
+    windows = (tonight, tonight.model_copy(update={"id": "next", **moved}))
+    cold = plan_of("db").model_copy(update={"mode": Mode.COLD})
+    made = night.waves.create(wave({"id": "db", "plan": cold, "outage_budget_s": 600}, windows=windows))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: "does not answer" in (seen.members[0].waits_for or ""))
+    night.later = later
+    away.clear()
+    for _ in range(5):
+        night.carrying.tick()
+    (seen,) = night.waves.whole(made.id).members
+    assert (seen.state, seen.job_id, seen.cut_over_at) == (S.READY, None, None)
+    assert "opens on" in (seen.waits_for or "")
+    assert night.house.platform.vm("db")["power"] == "on"
+    assert night.store.documents(limit=10)[0] == []
+    night.later = timedelta(days=7)
+    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    assert states(done) == {"db": S.HEALTHY}
