@@ -20,7 +20,7 @@ from synvirt.destinations import DestinationAway
 from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.fleet.facts import Facts
 from synvirt.fleet.host_side import HostSide
-from synvirt.fleet.job_facts import begins_by, closes, is_fresh, outage_of, why_ended
+from synvirt.fleet.job_facts import closes, is_fresh, is_too_late, may_begin_until, outage_of, spans_in_use, why_ended
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberState, Wave, WaveState
 from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.reasons import is_said_here
@@ -42,7 +42,6 @@ from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
 from synvirt.live import VmRow
 from synvirt.migrations.intake import Intake
-from synvirt.migrations.planning.openings import spans_of
 from synvirt.migrations.planning.windows import Span
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
@@ -63,7 +62,11 @@ _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
 _UNENDED = _RUNS | {S.WAITING}
 # Nothing of them is left to roll back.
 _BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
-_NOT_BEGUN = {"state": S.READY, "job_id": None, "cut_over_at": None}
+# By the state of a member whose job was not submitted: how it was before.
+_NOT_BEGUN: Mapping[S, Mapping[str, object]] = {
+    S.SYNCING: {"state": S.WAITING, "job_id": None},
+    S.CUTTING_OVER: {"state": S.READY, "job_id": None, "cut_over_at": None},
+}
 _CANCELLED = "The wave was cancelled."
 
 
@@ -285,7 +288,7 @@ class Carrying:
     # ── its jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _observe(self, seen: Seen, at: datetime) -> None:
-        spans, changes = _spans(seen.wave, at), list[MemberChange]()
+        spans, changes = spans_in_use(seen.wave, at), list[MemberChange]()
         try:
             for member in seen.wave.members:
                 if member.state in _RUNS and not seen.rows[member.id].rolling_back and member.job_id is not None:
@@ -342,16 +345,16 @@ class Carrying:
         self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime
     ) -> bool:
         """Requests the cut-over. False, if it would not end within the window any more."""
-        until = begins_by(seen.wave, member, job, spans)
-        if until is not None and at >= until:
+        if is_too_late(seen.wave, member, job, spans, at):
             return False
-        self._intake.store.request_cutover(job.id, until=until)
+        self._intake.store.request_cutover(job.id, until=may_begin_until(seen.wave, member, job, spans))
         return True
 
     def _submit(self, seen: Seen, *, leads: bool) -> Exception | None:
         """Submits what was noted for this host, in the order of the wave, as long as the sources answer quickly. A member
         without a host is submitted by the leader. Gives the first error of an unexpected kind: it stops no other member."""
-        began, broke = time.monotonic(), None
+        began, broke, unbegun = time.monotonic(), None, list[MemberChange]()
+        spans = spans_in_use(seen.wave, self._clock())
         for member in seen.wave.members:
             row = seen.rows[member.id]
             if member.job_id is None or row.submitted or row.rolling_back or member.state not in _RUNS:
@@ -365,12 +368,14 @@ class Carrying:
                 break
             self._rows.keep_lead()
             job = seen.job_of(member)
-            if job is None and member.state is S.CUTTING_OVER and self._is_too_late(seen.wave, member):
-                # Its source or its host was away: its guest runs on there, and waits for the next window.
-                change_members(self._rows, seen.wave.id, [member], {S.CUTTING_OVER}, _NOT_BEGUN)
+            if job is None and member.state in _NOT_BEGUN and self._waits_again(seen.wave, member, spans):
+                unbegun.append(member_change(member, {member.state}, _NOT_BEGUN[member.state]))
                 continue
             try:
                 if job is None and not self._submitted(seen, member, member.job_id):
+                    if self._rows.get(seen.wave.id).state != seen.wave.state:
+                        self.wake()
+                        break
                     continue
             except PersistFailed:
                 raise
@@ -381,12 +386,13 @@ class Carrying:
                 )
                 continue
             change_members(self._rows, seen.wave.id, [member], {member.state}, {}, submitted=True)
+        if make_changes(self._rows, seen.wave.id, unbegun):
+            self.wake()  # what they wait for now is said at once
         return broke
 
-    def _is_too_late(self, wave: Wave, member: Member) -> bool:
-        at = self._clock()
-        until = begins_by(wave, member, None, _spans(wave, at))
-        return until is not None and at >= until
+    def _waits_again(self, wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> bool:
+        """Whether a member without a job does not begin now: its wave is held since, or its window is over."""
+        return wave.state is WaveState.HELD or is_too_late(wave, member, None, spans, self._clock())
 
     def _submitted(self, seen: Seen, member: Member, job_id: UUID) -> bool:
         wave = seen.wave
@@ -473,12 +479,6 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
     back = wave.on_failure == "roll_back" and member.job_id is not None
     fields = {"state": S.FAILED, "cause": cause}
     change_members(rows, wave.id, [member], _RUNS, fields, rolling_back=back or None)
-
-
-def _spans(wave: Wave, at: datetime) -> Mapping[str, Sequence[Span]]:
-    """The openings of its windows since the oldest of its present cut-overs began: the service may have been down for days."""
-    began = [one.cut_over_at for one in wave.members if one.state is S.CUTTING_OVER and one.cut_over_at is not None]
-    return spans_of(wave, min([at, *began]))
 
 
 def _is_ours(error: Exception) -> bool:

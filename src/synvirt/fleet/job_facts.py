@@ -5,8 +5,9 @@ from datetime import datetime, timedelta
 from itertools import chain, takewhile
 
 from synvirt.fleet.facts import Estimate
-from synvirt.fleet.model import Member, MemberRequest, Wave
+from synvirt.fleet.model import Member, MemberRequest, MemberState, Wave
 from synvirt.fleet.waves import is_warm
+from synvirt.migrations.planning.openings import spans_of
 from synvirt.migrations.planning.windows import Span
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
@@ -50,10 +51,22 @@ def closes(wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> d
     return max((span.end for span in begun if at < span.end), default=None)
 
 
-def begins_by(wave: Wave, member: Member, job: Migration | None, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
+def may_begin_until(wave: Wave, member: Member, job: Migration | None, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
     """The last moment at which its cut-over may begin, so as to end within its window; None: it has none."""
     until, outage = closes(wave, member, spans), outage_of(member, job)
     return until if until is None or outage is None else until - timedelta(seconds=outage.p95)
+
+
+def is_too_late(wave: Wave, member: Member, job: Migration | None, spans: Mapping[str, Sequence[Span]], at: datetime) -> bool:
+    """Whether its cut-over, if it began now, would not end within its window."""
+    until = may_begin_until(wave, member, job, spans)
+    return until is not None and at >= until
+
+
+def spans_in_use(wave: Wave, at: datetime) -> Mapping[str, Sequence[Span]]:
+    """The openings of its windows since the oldest of its present cut-overs began: the service may have been down for days."""
+    began = [one.cut_over_at for one in wave.members if one.state is MemberState.CUTTING_OVER and one.cut_over_at is not None]
+    return spans_of(wave, min([at, *began]))
 
 
 def why_ended(job: Migration) -> str:

@@ -16,7 +16,7 @@ import structlog
 from synvirt import destinations
 from synvirt.copying import request_bytes
 from synvirt.destinations import DestinationAway
-from synvirt.errors import InvalidPlan, SourceUnreachable
+from synvirt.errors import AuthFailed, InvalidPlan, SourceUnreachable
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.job_facts import AROUND_COPY, outage_of
 from synvirt.fleet.model import (
@@ -421,3 +421,53 @@ def test_a_cold_member_that_could_not_begin_in_its_window_waits_for_the_next(nig
     night.later = timedelta(days=7)
     done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
     assert states(done) == {"db": S.HEALTHY}
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_wave_that_a_failure_holds_submits_none_of_those_that_were_noted_with_it(night: Night, mode: Mode) -> None:
+    night.vms("db", "web", "dns")
+    submit, broken = night.house.intake.submit, [True]
+
+    def submit_or_fail(plan: MigrationPlan, **more: Any) -> Migration:
+        if broken:
+            raise AuthFailed("the source refuses our password")
+        return submit(plan, **more)
+
+    night.house.intake.submit = submit_or_fail  # type: ignore[method-assign]
+    names = ("db", "web", "dns")
+    made = night.waves.create(wave(*({"id": one, "plan": plan_of(one).model_copy(update={"mode": mode})} for one in names)))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: seen.state is W.HELD)
+    for _ in range(2):
+        night.carrying.tick()
+    begun = S.WAITING if mode is Mode.WARM else S.READY
+    seen = night.waves.whole(made.id)
+    assert states(seen) == {"db": S.FAILED, "web": begun, "dns": begun}
+    assert {(one.job_id, one.waits_for) for one in seen.members[1:]} == {(None, "db failed: the source refuses our password")}
+    broken.clear()
+    night.waves.retry(made.id, "db")
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+
+
+def test_a_held_wave_submits_nothing_once_its_source_answers_again(night: Night) -> None:
+    night.vms("db")
+    submit, away = night.house.intake.submit, [True]
+
+    def submit_or_away(plan: MigrationPlan, **more: Any) -> Migration:
+        if away:
+            raise SourceUnreachable("vcenter does not answer")
+        return submit(plan, **more)
+
+    night.house.intake.submit = submit_or_away  # type: ignore[method-assign]
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: "does not answer" in (seen.members[0].waits_for or ""))
+    night.waves.hold(made.id)
+    away.clear()
+    for _ in range(3):
+        night.carrying.tick()
+    (seen,) = night.waves.whole(made.id).members
+    assert (seen.state, seen.job_id, seen.waits_for) == (S.WAITING, None, "It was held.")
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)
