@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.gantt import gantt
-from synvirt.fleet.model import Canary, Group, MemberState, Wave, WaveLimits, WaveRequest
+from synvirt.fleet.model import Canary, Group, MemberRequest, MemberState, Wave, WaveLimits, WaveRequest
 from synvirt.fleet.order import order, problems
 from synvirt.fleet.simulation.changes import Change, changed, difference_in_words
 from synvirt.fleet.simulation.drawing import Draws
@@ -21,9 +22,10 @@ from synvirt.fleet.simulation.nouns import Load, Simulation, Site
 from synvirt.fleet.simulation.running import Run, Setting
 from synvirt.fleet.waves import check
 from synvirt.migrations.planning.openings import openings_of, spans_of
+from synvirt.model.kinds import Mode
 from synvirt.model.windows import LockOut, Window
 from synvirt.sizes import GIB, KIB, MIB
-from tests.fleet.made import member, wave
+from tests.fleet.made import member, plan, wave
 
 NOW = datetime(2026, 11, 23, 8, tzinfo=UTC)
 EXACT = (1.0,)
@@ -251,6 +253,39 @@ def test_what_if_one_number_were_another() -> None:
     assert "later" in difference_in_words(both, before)
     opened = Change(windows=(window("w", "2026-12-24T00:00:00", 9),))
     assert simulate(*changed(made, loads, site, opened), NOW).members[0].planned_at == datetime(2026, 12, 24, tzinfo=UTC)
+
+
+def cold(name: str, **fields: Any) -> MemberRequest:
+    return member(name, plan=plan(name).model_copy(update={"mode": Mode.COLD}), outage_budget_s=3600, **fields)
+
+
+def test_what_is_cold_is_copied_within_its_cut_over() -> None:
+    """As it will be: not in the days before, while nobody waits for it."""
+    night = window("w", "2026-11-28T22:00:00", 8, "FREQ=DAILY")
+    opens = datetime(2026, 11, 28, 22, tzinfo=UTC)
+    site = Site(copy_bps=100 * MIB, source_host_bps=200 * MIB, residuals=EXACT)
+    made = wave(*(cold(name) for name in "abcd"), member("e"), windows=[night], limits=WaveLimits(wave=4))
+    found = forecast(made, {name: load(360) for name in "abcde"}, site)
+    assert found.forecast is not None
+    by_name = {one.id: one for one in found.members}
+    for name in "abcd":
+        one = by_name[name]
+        assert one.ready_at is not None
+        assert one.healthy_at is not None
+        assert one.planned_at == opens
+        assert one.ready_at < opens - timedelta(days=4), "it is ready at once, as nothing is copied in advance"
+        # 1,440 GiB at 200 MiB/s, then 300 s each.
+        assert abs((one.healthy_at - opens).total_seconds() - 7373 - 300) <= 120
+    first, last = by_name["a"].healthy_at, by_name["e"].planned_at
+    assert first is not None
+    assert last is not None
+    assert timedelta() <= last - first <= timedelta(minutes=1), "it waits for a slot"
+    slow = forecast(wave(cold("a"), windows=[night]), {"a": load(10_000)}, site)
+    assert slow.members[0].reason == "Its cut-over did not fit into 3 openings of its window; its source is on."
+    alone = forecast(wave(cold("a")), {"a": load(360)}, site)
+    assert alone.forecast is not None
+    assert alone.forecast.bottleneck.startswith("one copy's own rate: 1 h 2 min")
+    assert abs((alone.forecast.ends_p50 - NOW).total_seconds() - 3686 - 300) <= 120
 
 
 def test_a_running_wave_is_taken_up_where_it_is() -> None:

@@ -78,14 +78,16 @@ def _account(run: Run, name: str, from_: datetime | None, seconds: dict[str, flo
             _window_of(run, name) if closed else _cause(run, run.why_cut_late.get(name, ""), name),
             (cut - since).total_seconds(),
         )
+    copying = run.bound_seconds(name)
+    is_cold = name in run.cold
     if cut is not None and name in run.healthy:
-        add("cut-overs themselves", (run.healthy[name] - cut).total_seconds())
-    if from_ is not None:
+        add("cut-overs themselves", (run.healthy[name] - cut).total_seconds() - (sum(copying) if is_cold else 0.0))
+    if from_ is not None and not is_cold:
         return
-    if begun is not None:
+    if from_ is None and begun is not None:
         add(_cause(run, run.why_begun_late.get(name, ""), name), (begun - start).total_seconds())
     places = ("", f" {load.source_host}", f" {load.destination}", "", "")
-    for what, place, spent in zip(BOUNDS, places, run.bound_seconds(name), strict=True):
+    for what, place, spent in zip(BOUNDS, places, copying, strict=True):
         add(f"{what}{place}", spent)
 
 

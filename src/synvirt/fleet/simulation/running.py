@@ -8,11 +8,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from synvirt.fleet.facts import Estimate, Facts
+from synvirt.fleet.job_facts import outage_of
 from synvirt.fleet.model import MemberState, Wave, WaveRequest
 from synvirt.fleet.order import Order
 from synvirt.fleet.scheduling import Scheduler
 from synvirt.fleet.simulation.drawing import Draws, quantile
 from synvirt.fleet.simulation.nouns import TICK_S, Load, Site
+from synvirt.fleet.waves import is_warm
 from synvirt.migrations.planning.forecast import hold_interval_s
 from synvirt.migrations.planning.openings import Openings
 
@@ -66,7 +68,13 @@ class Run:
         drawn = [1.0 if draws is None else draws.one() for _ in each]
         # A copy that takes twice as long counts twice as many bytes in this run.
         self._left = np.array(left, dtype=np.float64) * np.array(drawn)
-        changes = [site.change_bps if load.change_bps is None else load.change_bps for load in each]
+        self._whole = self._left.copy()
+        # What is not warm is copied within its cut-over, and has nothing to keep fresh.
+        self.cold = {member.id for member in setting.wave.members if not is_warm(member)}
+        changes = [
+            0.0 if name in self.cold else site.change_bps if load.change_bps is None else load.change_bps
+            for name, load in zip(names, each, strict=True)
+        ]
         self._change = np.array(changes, dtype=np.float64)
         self._fresh_by_host = np.zeros(len(hosts))
         self._bound_s: NDArray[np.float64] = np.zeros((len(names), len(BOUNDS)))
@@ -85,15 +93,18 @@ class Run:
                 load.source_host,
                 load.destination,
                 Estimate(copy_s := load.size_bytes / own, copy_s * slow),
-                Estimate(outage, outage * slow),
+                outage_of(member, None) if member.id in self.cold else Estimate(outage, outage * slow),
             )
-            for name, load, outage in zip(names, each, self._outage_s, strict=True)
+            for member, name, load, outage in zip(setting.wave.members, names, each, self._outage_s, strict=True)
         }
         approved = {member.id: member.approvers for member in setting.wave.members}
         self.scheduler = Scheduler(setting.wave, setting.openings, facts, order_=setting.order, approved=approved)
         self.now = setting.start
         self._copying: list[int] = []
         self._cutting: list[tuple[float, str, bool]] = []
+        # When the windows close of cold members that are cutting over; and which of those come up before that.
+        self._closes_s: dict[str, float] = {}
+        self._in_time: set[str] = set()
         self._missed: dict[str, int] = {}
         self.lost: dict[str, str] = {}
         self.begins: dict[str, datetime] = {}
@@ -120,7 +131,10 @@ class Run:
         self.scheduler.put(name, load.state, at=at)
         if load.state is S.CUTTING_OVER:
             self.cuts[name] = self.setting.start
-            heapq.heappush(self._cutting, (self._outage_s[number], name, True))
+            if name in self.cold:
+                self._copying.append(number)
+            else:
+                heapq.heappush(self._cutting, (self._outage_s[number], name, True))
         if load.state is S.HEALTHY:
             self.healthy[name] = self.setting.start
 
@@ -141,20 +155,36 @@ class Run:
         now_s = 0.0
         while True:
             self.now = now = self._at(now_s)
-            decision = self.scheduler.decide(now)
+            while self._decide(now_s, now):
+                pass
             if now_s == 0 and self._draws is None:
                 self.why_begun_late = self.scheduler.reasons(now)
-            for name in decision.begin:
-                self.begins[name] = now
-                self._copying.append(self._number[name])
-            for name in decision.cut_over:
-                self._cut_over(name, now_s, now)
             rates = self._rates()
             following = self._next_s(now_s, now, rates)
             if following is None:
                 return
             self._advance(following, now_s, rates)
             now_s = following
+
+    def _decide(self, now_s: float, now: datetime) -> bool:
+        """Whether there is more to decide at this moment, as a cold member is ready at once."""
+        decision = self.scheduler.decide(now)
+        for name in decision.cut_over:
+            self._cut_over(name, now_s, now)
+        for name in decision.begin:
+            self.begins[name] = now
+            if name in self.cold:
+                self._is_ready(name, now)
+            else:
+                self._copying.append(self._number[name])
+        return not self.cold.isdisjoint(decision.begin)
+
+    def _is_ready(self, name: str, at: datetime) -> None:
+        self.ready[name] = at
+        self._keep_fresh(self._number[name], 1)
+        self.scheduler.put(name, S.READY)
+        if self._draws is None:
+            self.why_cut_late[name] = self.scheduler.why(name, at) or ""
 
     def _at(self, seconds: float) -> datetime:
         return self.setting.start + timedelta(seconds=min(seconds, _LATEST_S))
@@ -210,22 +240,38 @@ class Run:
                 self._copying = active[left > 1].tolist()
             for number in done:
                 name = self.setting.names[number]
-                self.ready[name] = self._at(to_s)
-                self._keep_fresh(number, 1)
-                self.scheduler.put(name, S.READY)
-                if self._draws is None:
-                    self.why_cut_late[name] = self.scheduler.why(name, self._at(to_s)) or ""
+                if name in self.cold:
+                    self._boots(name, to_s)
+                else:
+                    self._is_ready(name, self._at(to_s))
         while self._cutting and self._cutting[0][0] <= to_s:
             ended_s, name, came_up = heapq.heappop(self._cutting)
-            self._ended(name, self._at(ended_s), came_up)
+            if came_up or name not in self._in_time:
+                self._ended(name, self._at(ended_s), came_up)
 
     def _cut_over(self, name: str, now_s: float, now: datetime) -> None:
         number = self._number[name]
-        took = self._outage_s[number] * (1.0 if self._draws is None else self._draws.one())
         left = self._left_of_window_s(name, now)
         self.cuts[name] = now
+        if name in self.cold:
+            self._copying.append(number)
+            self._closes_s[name] = now_s + left
+            if left < math.inf:
+                heapq.heappush(self._cutting, (now_s + left, name, False))
+            return
+        took = self._took_s(number)
         # A cut-over that does not end within its window is rolled back: its source is powered on when the window closes.
         heapq.heappush(self._cutting, (now_s + min(took, left), name, took <= left))
+
+    def _took_s(self, number: int) -> float:
+        return self._outage_s[number] * (1.0 if self._draws is None else self._draws.one())
+
+    def _boots(self, name: str, now_s: float) -> None:
+        """The copy of a cold member is whole. If its window closes first, that is among the events already."""
+        up_s = now_s + self._took_s(self._number[name])
+        if up_s <= self._closes_s.get(name, math.inf):
+            self._in_time.add(name)
+            heapq.heappush(self._cutting, (up_s, name, True))
 
     def _left_of_window_s(self, name: str, now: datetime) -> float:
         span = self.scheduler.open_span_of(name, now)
@@ -238,6 +284,10 @@ class Run:
             self.scheduler.put(name, S.HEALTHY)
             return
         del self.cuts[name]
+        number = self._number[name]
+        if name in self.cold:
+            self._copying = [one for one in self._copying if one != number]
+            self._left[number] = self._whole[number]
         self._missed[name] = self._missed.get(name, 0) + 1
         if self._missed[name] < WINDOWS_MISSED_MAX:
             self.scheduler.put(name, S.READY)
