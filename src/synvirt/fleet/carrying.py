@@ -430,17 +430,17 @@ class Carrying:
 
     def _cancel_what_is_left(self, seen: Seen) -> None:
         """Cancels running jobs of a wave that has ended."""
-        for member in seen.wave.members:
-            if member.state not in MEMBER_ENDS and not seen.rows[member.id].rolling_back:
-                job = seen.job_of(member)
-                if member.job_id is None:
-                    fields = {"state": S.SKIPPED, "cause": _CANCELLED}
-                    change_members(self._rows, seen.wave.id, [member], {member.state}, fields)
-                elif job is None and not seen.rows[member.id].submitted:
-                    # Its host may submit it at this moment. So that host ends it.
-                    give_back(self._rows, seen.wave.id, [member], _CANCELLED)
-                elif job is not None and not job.ended:
-                    self._cancel(job)
+        left = [one for one in seen.wave.members if one.state not in MEMBER_ENDS and not seen.rows[one.id].rolling_back]
+        unbegun = [one for one in left if one.job_id is None]
+        fields = {"state": S.SKIPPED, "cause": _CANCELLED}
+        change_members(self._rows, seen.wave.id, unbegun, {S.WAITING, S.READY}, fields)
+        jobs = [(one, seen.job_of(one)) for one in left if one.job_id is not None]
+        # The host of a job that was not submitted may do that at this moment. So that host ends it.
+        unsubmitted = [one for one, job in jobs if job is None and not seen.rows[one.id].submitted]
+        give_back(self._rows, seen.wave.id, unsubmitted, _CANCELLED)
+        for _, job in jobs:
+            if job is not None and not job.ended:
+                self._cancel(job)
 
     def _cancel(self, job: Migration) -> None:
         if not self._intake.store.cancel_requested(job.id):

@@ -90,6 +90,23 @@ def test_what_begins_in_a_tick_is_noted_in_one_transaction_and_so_is_what_is_giv
     assert noted == [["db", "web", "dns"]]
 
 
+def test_what_a_cancel_skips_is_noted_in_one_transaction(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each of 5,000 members took half a minute, in which no other wave went on."""
+    made = night.waves.create(wave({"id": "db"}, {"id": "web"}, {"id": "dns"}))
+    rows, noted = night.store.waves, list[list[str]]()
+    change = rows.change_members
+
+    def changed(*given: Any, **more: Any) -> list[str]:
+        noted.append(change(*given, **more))
+        return noted[-1]
+
+    monkeypatch.setattr(rows, "change_members", changed)
+    night.waves.cancel(made.id)
+    night.carrying.tick()
+    assert noted == [["db", "web", "dns"]]
+    assert {(one.state, one.cause) for one in night.waves.whole(made.id).members} == {(S.SKIPPED, "The wave was cancelled.")}
+
+
 def test_members_move_in_their_order_and_the_wave_completes(night: Night) -> None:
     night.vms("db", "web")
     made = night.waves.create(
