@@ -20,7 +20,7 @@ from synvirt.destinations import DestinationAway
 from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.fleet.facts import Facts
 from synvirt.fleet.host_side import HostSide
-from synvirt.fleet.job_facts import closes, is_fresh, is_too_late, may_begin_until, outage_of, spans_in_use, why_ended
+from synvirt.fleet.job_facts import closes, is_fresh, is_too_late, may_begin_until, openings_in_use, outage_of, why_ended
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberState, Wave, WaveState
 from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.reasons import is_said_here
@@ -42,7 +42,7 @@ from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
 from synvirt.live import VmRow
 from synvirt.migrations.intake import Intake
-from synvirt.migrations.planning.windows import Span
+from synvirt.migrations.planning.openings import Openings
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now
@@ -288,16 +288,16 @@ class Carrying:
     # ── its jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _observe(self, seen: Seen, at: datetime) -> None:
-        spans, changes = spans_in_use(seen.wave, at), list[MemberChange]()
+        openings, changes = openings_in_use(seen.wave, at), list[MemberChange]()
         try:
             for member in seen.wave.members:
                 if member.state in _RUNS and not seen.rows[member.id].rolling_back and member.job_id is not None:
-                    fields = self._observed(seen, member, spans, at)
+                    fields = self._observed(seen, member, openings, at)
                     changes += [member_change(member, {member.state}, fields)] if fields else []
         finally:  # also where the job of one of them is in trouble
             make_changes(self._rows, seen.wave.id, changes)
 
-    def _observed(self, seen: Seen, member: Member, spans: Mapping[str, Sequence[Span]], at: datetime) -> dict[str, object]:
+    def _observed(self, seen: Seen, member: Member, openings: Openings, at: datetime) -> dict[str, object]:
         """The fields of a begun member that its job changes; those of a failed one are written at once."""
         job = seen.job_of(member)
         if job is None:
@@ -310,17 +310,15 @@ class Carrying:
         elif job.state in (State.FAILED, State.CANCELLED):
             self._failed(seen, member, member.cause or why_ended(job))
         else:
-            return self._followed(seen, member, job, spans, at)
+            return self._followed(seen, member, job, openings, at)
         return {}
 
-    def _followed(
-        self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime
-    ) -> dict[str, object]:
+    def _followed(self, seen: Seen, member: Member, job: Migration, openings: Openings, at: datetime) -> dict[str, object]:
         """The same, for a job that runs or has completed."""
         if is_warm(member) and job.held:
             if member.state is S.CUTTING_OVER:
                 is_asked = self._intake.store.cutover_requested(job.id)
-                if not is_asked and not self._ask_to_cut_over(seen, member, job, spans, at):
+                if not is_asked and not self._ask_to_cut_over(seen, member, job, openings, at):
                     # The rest of the window is too short now: the guest runs on at its source, and waits for the next.
                     return {"state": S.READY, "cut_over_at": None}
             elif member.state is S.SYNCING and is_fresh(job):
@@ -328,33 +326,31 @@ class Carrying:
         elif member.state is not S.CUTTING_OVER:
             if is_warm(member) and job.state not in (State.QUEUED, State.COPYING_FULL):  # the cut-over was requested elsewhere
                 return {"state": S.CUTTING_OVER, "cut_over_at": at}
-        elif not job.ended and (member.cause is not None or self._is_overdue(seen, member, spans, at)):
+        elif not job.ended and (member.cause is not None or self._is_overdue(seen, member, openings, at)):
             self._cancel(job)
         return {}
 
-    def _is_overdue(self, seen: Seen, member: Member, spans: Mapping[str, Sequence[Span]], at: datetime) -> bool:
+    def _is_overdue(self, seen: Seen, member: Member, openings: Openings, at: datetime) -> bool:
         """Whether its window has closed. It is noted before its job is cancelled, as it says why."""
-        until = closes(seen.wave, member, spans)
+        until = closes(seen.wave, member, openings)
         if until is None or at < until:
             return False
         cause = "Its window closed before it was done: its source was powered on again."
         change_members(self._rows, seen.wave.id, [member], {S.CUTTING_OVER}, {"cause": cause})
         return True
 
-    def _ask_to_cut_over(
-        self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime
-    ) -> bool:
+    def _ask_to_cut_over(self, seen: Seen, member: Member, job: Migration, openings: Openings, at: datetime) -> bool:
         """Requests the cut-over. False, if it would not end within the window any more."""
-        if is_too_late(seen.wave, member, job, spans, at):
+        if is_too_late(seen.wave, member, job, openings, at):
             return False
-        self._intake.store.request_cutover(job.id, until=may_begin_until(seen.wave, member, job, spans))
+        self._intake.store.request_cutover(job.id, until=may_begin_until(seen.wave, member, job, openings))
         return True
 
     def _submit(self, seen: Seen, *, leads: bool) -> Exception | None:
         """Submits what was noted for this host, in the order of the wave, as long as the sources answer quickly. A member
         without a host is submitted by the leader. Gives the first error of an unexpected kind: it stops no other member."""
         began, broke, unbegun = time.monotonic(), None, list[MemberChange]()
-        spans = spans_in_use(seen.wave, self._clock())
+        openings = openings_in_use(seen.wave, self._clock())
         for member in seen.wave.members:
             row = seen.rows[member.id]
             if member.job_id is None or row.submitted or row.rolling_back or member.state not in _RUNS:
@@ -368,7 +364,7 @@ class Carrying:
                 break
             self._rows.keep_lead()
             job = seen.job_of(member)
-            if job is None and member.state in _NOT_BEGUN and self._waits_again(seen.wave, member, spans):
+            if job is None and member.state in _NOT_BEGUN and self._waits_again(seen.wave, member, openings):
                 unbegun.append(member_change(member, {member.state}, _NOT_BEGUN[member.state]))
                 continue
             try:
@@ -390,9 +386,9 @@ class Carrying:
             self.wake()  # what they wait for now is said at once
         return broke
 
-    def _waits_again(self, wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> bool:
+    def _waits_again(self, wave: Wave, member: Member, openings: Openings) -> bool:
         """Whether a member without a job does not begin now: its wave is held since, or its window is over."""
-        return wave.state is WaveState.HELD or is_too_late(wave, member, None, spans, self._clock())
+        return wave.state is WaveState.HELD or is_too_late(wave, member, None, openings, self._clock())
 
     def _submitted(self, seen: Seen, member: Member, job_id: UUID) -> bool:
         wave = seen.wave

@@ -1,14 +1,11 @@
 """What a member's job says of the member. Pure."""
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import chain, takewhile
 
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.model import Member, MemberRequest, MemberState, Wave
 from synvirt.fleet.waves import is_warm
-from synvirt.migrations.planning.openings import spans_of
-from synvirt.migrations.planning.windows import Span
+from synvirt.migrations.planning.openings import Openings, openings_of
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 
@@ -40,33 +37,31 @@ def is_fresh(job: Migration) -> bool:
     return job.state is State.DELTA_SYNCING and any(one.kind == "delta" and one.finished_at for one in job.passes)
 
 
-def closes(wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
-    """The end of the window in which its cut-over began; None: it has none."""
+def closes(wave: Wave, member: Member, openings: Openings) -> datetime | None:
+    """The end of the opening in which its cut-over began, as the scheduler sees it: for a member without a window, windows that
+    overlap are one. None: it has none."""
     if not wave.windows or member.cut_over_at is None:
         return None
-    at = member.cut_over_at
-    own = [spans[member.window_id]] if member.window_id is not None else list(spans.values())
-    # They ascend, and there may be thousands.
-    begun = chain.from_iterable(takewhile(lambda span: span.start <= at, found) for found in own)
-    return max((span.end for span in begun if at < span.end), default=None)
+    span = openings.open(member.window_id or "", member.cut_over_at)
+    return None if span is None else span.end
 
 
-def may_begin_until(wave: Wave, member: Member, job: Migration | None, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
+def may_begin_until(wave: Wave, member: Member, job: Migration | None, openings: Openings) -> datetime | None:
     """The last moment at which its cut-over may begin, so as to end within its window; None: it has none."""
-    until, outage = closes(wave, member, spans), outage_of(member, job)
+    until, outage = closes(wave, member, openings), outage_of(member, job)
     return until if until is None or outage is None else until - timedelta(seconds=outage.p95)
 
 
-def is_too_late(wave: Wave, member: Member, job: Migration | None, spans: Mapping[str, Sequence[Span]], at: datetime) -> bool:
+def is_too_late(wave: Wave, member: Member, job: Migration | None, openings: Openings, at: datetime) -> bool:
     """Whether its cut-over, if it began now, would not end within its window."""
-    until = may_begin_until(wave, member, job, spans)
+    until = may_begin_until(wave, member, job, openings)
     return until is not None and at >= until
 
 
-def spans_in_use(wave: Wave, at: datetime) -> Mapping[str, Sequence[Span]]:
+def openings_in_use(wave: Wave, at: datetime) -> Openings:
     """The openings of its windows since the oldest of its present cut-overs began: the service may have been down for days."""
     began = [one.cut_over_at for one in wave.members if one.state is MemberState.CUTTING_OVER and one.cut_over_at is not None]
-    return spans_of(wave, min([at, *began]))
+    return openings_of(wave, min([at, *began]))
 
 
 def why_ended(job: Migration) -> str:

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -34,9 +33,7 @@ from synvirt.model.values import now
 from synvirt.repeating import Pauses
 from synvirt.sizes import KIB
 from synvirt.store.tables import wave_members
-from tests.fakes.hypervisor import FakeHypervisor
 from tests.fleet.carrying.night import SICK, Night, S, W, plan_of, states, wave, window
-from tests.house import live_plan
 
 
 def test_a_member_leaves_its_beginning_to_the_wave(night: Night) -> None:
@@ -138,56 +135,6 @@ def test_an_outage_is_what_this_site_measured_where_its_job_says_that() -> None:
     assert outage_of(member, guessed) == Estimate(10 + AROUND_COPY.p50, 20 + AROUND_COPY.p95)
     measured = guessed.model_copy(update={"outage": OutageForecast(p50_s=31, p95_s=44, at=now())})
     assert outage_of(member, measured) == Estimate(31, 44)
-
-
-def test_nothing_is_cut_over_outside_of_its_window(night: Night) -> None:
-    night.vms("db")
-    opens = now() + timedelta(hours=1)
-    made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
-    night.waves.go(made.id)
-    ready = night.until(made.id, lambda seen: bool(seen.members[0].waits_for) and seen.members[0].state is S.READY)
-    assert "opens on" in (ready.members[0].waits_for or "")
-    assert night.house.platform.vm("db")["power"] == "on"
-    night.later = timedelta(hours=1, minutes=5)
-    assert night.until(made.id, lambda seen: seen.state is W.COMPLETED).members[0].state is S.HEALTHY
-
-
-def test_a_cut_over_that_was_asked_for_expires_with_its_window(night: Night) -> None:
-    """The service was away when the window closed: the job does not begin on its own."""
-    night.vms("db")
-    job = night.house.intake.submit(
-        wave({"id": "db"}).members[0].plan.model_copy(update={"warm": live_plan(warm={"cutover": "manual"}).warm})
-    )
-    night.store.request_cutover(job.id, until=now() - timedelta(seconds=1))
-    assert not night.store.cutover_requested(job.id)
-    night.store.request_cutover(job.id, until=now() + timedelta(seconds=60))
-    assert night.store.cutover_requested(job.id)
-
-
-@pytest.mark.parametrize("later", [timedelta(hours=3), timedelta(days=5)])
-def test_a_window_that_closes_during_a_cut_over_gives_the_guest_back(tmp_path: Path, later: timedelta) -> None:
-    night = Night(tmp_path / "house", FakeHypervisor(fail="silent"))
-    try:
-        night.vms("db")
-        opens = now() - timedelta(minutes=1)
-        made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
-        night.waves.go(made.id)
-        night.until(made.id, lambda seen: bool((job := seen.members[0].job_id) and _is(night, job, State.STARTING)))
-        assert night.house.platform.vm("db")["power"] == "off"
-        night.later = later
-        seen = night.until(made.id, lambda seen: seen.members[0].state is S.FAILED)
-        assert "window closed" in (seen.members[0].cause or "")
-        assert night.house.platform.vm("db")["power"] == "on"
-        assert night.house.hypervisor.domains == {}
-    finally:
-        night.close()
-
-
-def _is(night: Night, job_id: UUID, state: State) -> bool:
-    try:
-        return night.store.get(job_id).state is state
-    except Exception:
-        return False
 
 
 def test_the_copies_of_a_wave_together_keep_to_its_limit(night: Night) -> None:
@@ -404,40 +351,6 @@ def test_a_member_waits_for_a_destination_that_is_away(night: Night, monkeypatch
     back.set()
     monkeypatch.setattr(destinations, "ANSWERS_S", 30)
     night.until(made.id, lambda seen: seen.state is W.COMPLETED)
-
-
-@pytest.mark.parametrize("later", [timedelta(hours=3), timedelta(days=5)])
-def test_a_cold_member_that_could_not_begin_in_its_window_waits_for_the_next(night: Night, later: timedelta) -> None:
-    """Its source, or its host, was away until the window had closed: its guest is not shut down by day."""
-    night.vms("db")
-    submit, away = night.house.intake.submit, [True]
-
-    def submit_or_away(plan: MigrationPlan, **more: Any) -> Migration:
-        if away:
-            raise SourceUnreachable("vcenter does not answer")
-        return submit(plan, **more)
-
-    night.house.intake.submit = submit_or_away  # type: ignore[method-assign]
-    opens = now().replace(microsecond=0) - timedelta(minutes=1)
-    tonight = window(opens, opens + timedelta(hours=2))
-    moved = {name: at + timedelta(days=7) for name, at in (("start", tonight.start), ("end", tonight.end))}
-    windows = (tonight, tonight.model_copy(update={"id": "next", **moved}))
-    cold = plan_of("db").model_copy(update={"mode": Mode.COLD})
-    made = night.waves.create(wave({"id": "db", "plan": cold, "outage_budget_s": 600}, windows=windows))
-    night.waves.go(made.id)
-    night.until(made.id, lambda seen: "does not answer" in (seen.members[0].waits_for or ""))
-    night.later = later
-    away.clear()
-    for _ in range(5):
-        night.carrying.tick()
-    (seen,) = night.waves.whole(made.id).members
-    assert (seen.state, seen.job_id, seen.cut_over_at) == (S.READY, None, None)
-    assert "opens on" in (seen.waits_for or "")
-    assert night.house.platform.vm("db")["power"] == "on"
-    assert night.store.documents(limit=10)[0] == []
-    night.later = timedelta(days=7)
-    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
-    assert states(done) == {"db": S.HEALTHY}
 
 
 @pytest.mark.parametrize("mode", list(Mode))
