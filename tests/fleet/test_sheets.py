@@ -76,6 +76,27 @@ def test_a_csv_as_others_save_it(encoding: str) -> None:
     assert found.members[0].id == "B-ro"
 
 
+@pytest.mark.parametrize("first", ["sep=;\r\n", '"sep=;"\n', "sep=;;;\n", "SEP=;\n"])
+def test_the_line_by_which_excel_names_the_separator(first: str) -> None:
+    """Of a heading with more commas than semicolons, too. Excel does not count it as a row."""
+    text = f"{first}VM;VM ID;vCenter UUID;In Use, MB, all;Powerstate\nwiki;vm-7;{VCENTER};1;on\nwik;;;;\n"
+    assert problems_of(text, [vm("wiki", "vm-7")])[0][:2] == (3, "VM")
+    assert vms(take_in(text.replace("wik;;;;\n", "").encode(), [vm("wiki", "vm-7")])) == ["vm-7"]
+
+
+@pytest.mark.parametrize(("yes", "no"), [("TRUE", "FALSE"), ("WAHR", "FALSCH"), ("VRAI", "FAUX"), ("PRAWDA", "FAŁSZ"), ("1", "")])
+def test_templates_are_left_out_in_the_language_of_excel(yes: str, no: str) -> None:
+    found = take_in(f"VM;Template;Powerstate\nwiki;{no};on\nshop-db-01;{yes};off\n".encode(), KNOWN)
+    assert (vms(found), found.left_out) == (["vm-103"], ("shop-db-01",))
+
+
+def test_a_word_that_may_mean_a_template_is_asked_about() -> None:
+    """Taken for «no», it would move the template as a VM."""
+    assert problems_of("VM;Template;Powerstate\nwiki;Sand;on\n") == [
+        (2, "Template", "'Sand' is not right", "true or false is right")
+    ]
+
+
 def test_every_mistake_is_reported_by_row_and_column() -> None:
     found = problems_of(
         "id,vm,vcenter,vm_id,app,depends_on,window,priority,outage_budget_min,rule,checks\n"

@@ -42,7 +42,11 @@ PROBLEMS_MAX = 200
 _FORMULA = (*"=+-@＝＋－＠", "\t", "\r", "\n", "'")
 _FORM = "WaveRequest in /openapi.json describes it, and an export is one"
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
-_YES = frozenset({"true", "1", "yes"})
+# A saved CSV has the words of Excel's language: English, German, French, Spanish, Portuguese, Italian, Dutch, Polish.
+_YES = frozenset({"true", "1", "yes", "wahr", "vrai", "verdadero", "verdadeiro", "vero", "waar", "prawda"})
+_NO = frozenset({"", "false", "0", "no", "falsch", "faux", "falso", "onwaar", "fałsz"})
+# Excel's own first line, which it does not show as a row.
+_SEPARATOR = re.compile(r'"?sep=([,;\t])"?[,;\t]*\r?\n', re.IGNORECASE)
 
 # Our column ─▶ the names in other programs, in lower case. RVTools before 4.0 has vCenter UUID.
 _COLUMNS: dict[str, tuple[str, ...]] = {
@@ -218,8 +222,10 @@ def _of_csv(content: bytes) -> Iterator[tuple[int, dict[int, str]]]:
     if len(content) > CSV_BYTES_MAX:
         raise BadRequest(f"the spreadsheet has {len(content) // MIB} MiB; {CSV_BYTES_MAX // MIB} MiB are the most")
     text = _decoded(content)
+    if separator := _SEPARATOR.match(text):
+        text = text[separator.end() :]
     heading = text.partition("\n")[0]
-    delimiter = max(",;\t", key=heading.count)
+    delimiter = separator[1] if separator else max(",;\t", key=heading.count)
     number, row_chars, cells_left = 1, 0, xlsx.CELLS_MAX
 
     def lines() -> Iterator[str]:
@@ -321,7 +327,10 @@ class _Reader:
                 ours: cells.get(heading, "") if ours == "vm" else cells.get(heading, "").strip()
                 for ours, heading in self._heading.items()
             }
-            if by_ours.get("template", "").lower() in _YES:
+            template = by_ours.get("template", "")
+            if template.lower() not in _YES | _NO:
+                self._wrong(number, self._heading["template"], f"{template[:80]!r} is not right", "true or false is right")
+            if template.lower() in _YES:
                 self.left_out.append(by_ours.get("vm", "") or f"row {number}")
                 continue
             row = self._row(number, by_ours, member_ids)
