@@ -279,6 +279,10 @@ def test_the_store_lies_in_the_service_s_folder_whatever_its_name(tmp_path: Path
         ("VMCX_TOOL_ARGUMENTS", "-i {driver} {source}", "it lacks {folder}"),
         ("VMCX_TOOL_ARGUMENTS", "'{source} {folder}", "No closing quotation"),
         ("DATABASE_URL", "sqlite://", "must be postgresql://"),
+        # An import by the tool would fail as an error of our own.
+        ("VMCX_TOOL_TIMEOUT_S", "inf", "less than or equal to 1209600"),
+        ("BOOT_TIMEOUT_S", "inf", "less than or equal to 1209600"),
+        ("COPY_STALLED_S", "2000000", "less than or equal to 1209600"),
     ],
 )
 def test_a_value_that_no_service_can_use_is_refused_when_it_is_read(variable: str, value: str, named: str) -> None:

@@ -106,6 +106,8 @@ class WaveCommandSetting(Received):
 
 
 DestinationSetting = Annotated[DirectorySetting | ZfsSetting | RbdSetting, Field(discriminator="kind")]
+# Two weeks. The kernel waits for 24 days at most, and not for ever.
+WAIT_S_MAX = 14 * 86400
 
 
 class Settings(Received):
@@ -184,8 +186,8 @@ class Settings(Received):
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
     # A migration, backup, restore, verification or collection that reads no byte for this long fails. It is long, because a
     # compressed disk that is resumed is read from its beginning.
-    copy_stalled_s: Annotated[float, Field(gt=0)] = 7200
-    boot_timeout_s: Annotated[float, Field(gt=0)] = 600
+    copy_stalled_s: Annotated[float, Field(gt=0, le=WAIT_S_MAX)] = 7200
+    boot_timeout_s: Annotated[float, Field(gt=0, le=WAIT_S_MAX)] = 600
     boot_check: Literal["any", "agent", "running"] = "any"
     # A guest without agent and console has booted if it has written to its disks again and again for this long.
     boot_activity_s: Annotated[float, Field(ge=5, le=3600)] = 60
@@ -212,7 +214,7 @@ class Settings(Received):
     vmcx_tool: str = "virt-v2v"
     vmcx_tool_driver: str = "hyperv"
     vmcx_tool_arguments: ToolArguments = "-i {driver} {source} -o local -os {folder} -of raw"
-    vmcx_tool_timeout_s: Annotated[float, Field(gt=0)] = 86400
+    vmcx_tool_timeout_s: Annotated[float, Field(gt=0, le=WAIT_S_MAX)] = 86400
     # Files and folders that the confined tool may read besides the export and installed packages. Separated by commas.
     vmcx_tool_reads: Annotated[tuple[Place, ...], BeforeValidator(paths)] = ()
     # Folders that other SynVirts may keep their backups in, by name: tables [backup_offers.NAME] of the file.
