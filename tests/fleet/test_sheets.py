@@ -84,7 +84,9 @@ def test_the_line_by_which_excel_names_the_separator(first: str) -> None:
     assert vms(take_in(text.replace("wik;;;;\n", "").encode(), [vm("wiki", "vm-7")])) == ["vm-7"]
 
 
-@pytest.mark.parametrize(("yes", "no"), [("TRUE", "FALSE"), ("WAHR", "FALSCH"), ("VRAI", "FAUX"), ("PRAWDA", "FAŁSZ"), ("1", "")])
+@pytest.mark.parametrize(
+    ("yes", "no"), [("TRUE", "FALSE"), ("WAHR", "FALSCH"), ("VRAI", "FAUX"), ("PRAWDA", "FAŁSZ"), ("1", "")]
+)
 def test_templates_are_left_out_in_the_language_of_excel(yes: str, no: str) -> None:
     found = take_in(f"VM;Template;Powerstate\nwiki;{no};on\nshop-db-01;{yes};off\n".encode(), KNOWN)
     assert (vms(found), found.left_out) == (["vm-103"], ("shop-db-01",))
