@@ -125,6 +125,18 @@ def test_a_missing_file_is_named(root: Path) -> None:
         opened(root, "overlay")
 
 
+@pytest.mark.parametrize("where", ["/var/lib/libvirt/images", "", "{root}/gone"])
+def test_a_backing_file_of_another_host_is_refused_with_the_way_that_helps(root: Path, where: str) -> None:
+    """libvirt's snapshots name the disk below by its whole path. To copy it beside the image, where it is, does not help."""
+    (root / "base.raw").write_bytes(bytes(MIB))
+    image = overlay(root, "overlay", f"{where.format(root=root)}/base.raw", "raw")
+    with pytest.raises((HostPathRejected, MalformedArchive), match=r"base\.raw") as caught:
+        opened(root, "overlay")
+    assert "qemu-img rebase -u" in (caught.value.hint or "")
+    qemu("qemu-img", "rebase", "-u", "-b", "base.raw", "-F", "raw", image.name, cwd=root)
+    opened(root, "overlay").close()
+
+
 def test_a_raw_backing_file_is_raw_whatever_its_guest_wrote_into_it(root: Path) -> None:
     """A guest may write a qcow2 header, with a backing file of its choice, to the start of its raw disk."""
     overlay(root, "trap", str(root.parent / "secret"))

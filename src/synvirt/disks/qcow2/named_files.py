@@ -17,12 +17,17 @@ from synvirt.disks.qcow2.header import L1_BYTES_MAX, Header, read_header
 from synvirt.disks.qcow2.mapping import WindowCache
 from synvirt.disks.roots import Root, open_reference
 from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
-from synvirt.errors import MalformedArchive, UnsupportedFormat
+from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 
 # ESXi stops at 32. Each file needs an open descriptor, and some of the 1000 nested calls that Python allows.
 CHAIN_MAX = 64
 # The L1 tables of a whole chain are kept in memory: an honest 1 TiB layer has 16 KiB of them.
 _CHAIN_L1_BYTES_MAX = 2 * L1_BYTES_MAX
+
+_REBASE = (
+    "Copy the backing file into the image's folder, and let the image name it without a path: "
+    "`qemu-img rebase -u -b BACKING_FILE -F ITS_FORMAT IMAGE`."
+)
 
 # QEMU's names of formats, and ours. Old versions wrote `file` for raw.
 _RAW_FORMATS = frozenset({"raw", "file"})
@@ -71,7 +76,13 @@ def open_backing_file(chain: Chain, header: Header, open_qcow2: Callable[[DiskRe
     """The disk under this one; None, where there is none: then missing bytes are zeros."""
     if header.backing_file is None:
         return None
-    file, below = chain.open(header.backing_file)
+    try:
+        file, below = chain.open(header.backing_file)
+    except (HostPathRejected, MalformedArchive) as problem:
+        if chain.root is None or not header.backing_file.startswith("/"):
+            raise
+        # As libvirt names the disk under a snapshot. No other file of that name is taken: nothing tells it from the right one.
+        raise type(problem)(f"{chain.name!r} needs its backing file: {problem.detail}", hint=_REBASE) from problem
     try:
         return _opened(file, below, header.backing_format, open_qcow2)
     except BaseException:
