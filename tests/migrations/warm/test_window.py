@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from synvirt.errors import Conflict, InvalidPlan, OutageTooLong
 from synvirt.migrations import overrun
+from synvirt.migrations.warm import deciding
 from synvirt.migrations.warm import window as of_window
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
@@ -114,6 +115,37 @@ def test_a_window_that_is_open_for_too_short_is_let_pass(house: House, clock: li
     (note,) = notes
     assert "window night is open for 5 s more" in note
     assert "p95" in note
+
+
+def test_a_delta_that_the_window_opens_on_is_followed_by_another_in_each_window(
+    house: House, clock: list[datetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a delta of hours left to copy is not copied while the guest is off, also where an earlier window was too short."""
+    monkeypatch.setattr(deciding, "FRESH_S", 0.0)
+    house.store.windows.add(NIGHT)
+    clock[0] = LATE
+    job, opened = house.intake.submit(live_plan(warm={"window_id": "night", "interval_s": 0.01})), list[int]()
+
+    def too_short(found: Migration) -> bool:
+        return found.last_error is not None and found.last_error.code == OutageTooLong.code
+
+    def by_day() -> None:
+        clock[0] = DAY
+        asked = house.store.get(job.id).passes[-1].number
+        for _ in range(9):
+            house.store.add(done_job(1, 1, 1), host="local")
+        once(house, job, lambda found: found.passes[-1].number == asked + 3 and found.passes[-1].finished_at is None, opens)
+
+    def opens() -> None:
+        clock[0] = now()
+        house.store.windows.change("night", lambda before: open_for(10))
+        opened.append(house.store.get(job.id).passes[-1].number)
+
+    once(house, job, too_short, by_day)
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert [(one.kind, one.number - opened[0]) for one in ended.passes[-2:]] == [("delta", 1), ("final", 2)]
+    house.prove(ended)
 
 
 def test_a_window_that_is_gone_or_over_never_lets_it_cut_over(house: House, clock: list[datetime]) -> None:

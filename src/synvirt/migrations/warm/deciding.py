@@ -35,8 +35,9 @@ async def converged(job: Job, delta: Pass) -> bool:
         return False
     if warm.cutover == "manual":
         asked = await is_asked(job)
-        # One more delta at most: it may itself take longer than FRESH_S.
-        last = (await job.memory()).last_delta is not None
+        # One more delta at most: it may itself take longer than FRESH_S. One of an earlier request, which has expired, or of
+        # an earlier opening of the window, says nothing about this one.
+        last = (await job.memory()).last_delta == delta.number
         return asked and (distrusted or last or is_fresh(delta))
     if distrusted or delta.bytes <= warm.delta_threshold_bytes:
         return True
