@@ -20,7 +20,7 @@ from synvirt.sizes import KIB
 from synvirt.store.tables import OWED_KINDS
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
-from tests.house import VM, Crash, House, crash_at, live_plan
+from tests.house import VM, Crash, House, crash_at, give_to, live_plan
 from tests.patience import no_patience
 from tests.running.processes import until
 
@@ -156,10 +156,13 @@ def test_a_source_that_was_removed_is_owed_nothing(house: House, monkeypatch: py
     assert owed(house, job) == []
 
 
-def test_a_vm_that_another_job_reads_is_left_alone(house: House) -> None:
+@pytest.mark.parametrize("host", ["local", "another"])
+def test_a_vm_that_another_job_reads_is_left_alone(house: House, host: str) -> None:
+    """On whichever host: it may count on the tracking that this one switched on."""
     job = ended(house)
     back(house)
     other = house.intake.submit(live_plan())
+    give_to(house.store, other.id, host)
     tidier = Tidier(house.rooms, host="local")
     tidier.look()
     assert owed(house, job)
@@ -167,6 +170,22 @@ def test_a_vm_that_another_job_reads_is_left_alone(house: House) -> None:
     house.run(other.id)
     tidier.look()
     assert owed(house, job) == []
+
+
+def test_a_job_that_begins_during_the_look_is_seen(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left of jobs before may have taken an hour to tidy up."""
+    job, others = ended(house), list[Migration]()
+    back(house)
+    is_over = repeating.Pauses.is_over
+
+    def begins(pauses: repeating.Pauses[object], key: object) -> bool:
+        others.append(house.intake.submit(live_plan()))
+        return is_over(pauses, key)
+
+    monkeypatch.setattr(repeating.Pauses, "is_over", begins)
+    Tidier(house.rooms, host="local").look()
+    assert len(others) == 1
+    assert owed(house, job)
 
 
 def test_jobs_of_another_host_are_left_to_it(house: House) -> None:

@@ -5,7 +5,7 @@
                                           └─ its source was removed: the entry is deleted, as the thing is out of reach
 
 A source may be away for hours. One thread does this, one job at a time, and nothing waits for it. A VM that another job reads
-is not touched until that job has ended.
+is not touched until that job, of whichever host, has ended.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from functools import partial
 from uuid import UUID
 
 import structlog
+from pydantic_core import to_json
 
 from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
 from synvirt.jobs.stop import Stop
@@ -58,7 +59,6 @@ class Tidier:
         """Tries all jobs that are due. Blocks; never raises."""
         try:
             left = self._rooms.store.untidied(host=self._host)
-            read = [one.plan.source_ref for one in self._rooms.store.unended(host=self._host)] if left else []
             if self._rooms.receipts is not None:
                 # Another host may have taken over a job while this one was frozen.
                 self._rooms.receipts.forget_hashes_but(lambda job_id: self._rooms.store.is_of(job_id, self._host))
@@ -69,13 +69,25 @@ class Tidier:
         for migration in left:
             if self.stop.is_set():
                 return
-            is_read = migration.plan.source.Live is not None and migration.plan.source_ref in read
-            if is_read or not self._pauses.is_over(migration.id):
+            if not self._pauses.is_over(migration.id) or self._is_read(migration):
                 continue
             if asyncio.run(self._tidied(migration)):
                 self._pauses.forget(migration.id)
             else:
                 self._pauses.begin(migration.id)
+
+    def _is_read(self, migration: Migration) -> bool:
+        """Whether another job has this VM now, on whichever host: it may count on the change tracking that this one switched
+        on. Asked just before each try, as those before it may have taken an hour. Never raises."""
+        ref = migration.plan.source_ref
+        if ref.kind != "live_vm":
+            return False
+        try:
+            unended = self._rooms.store.unended(naming=to_json(ref.vm_id).decode())
+        except PersistFailed as error:
+            log.warning("cannot see whether a machine is read", job=str(migration.id), cause=error.detail)
+            return True
+        return any(one.plan.source_ref == ref for one in unended)
 
     async def _tidied(self, migration: Migration) -> bool:
         job = Job(migration, self._rooms, self.stop)
