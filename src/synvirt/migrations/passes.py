@@ -29,7 +29,8 @@ from synvirt.store import Watermark
 
 log = structlog.get_logger(__name__)
 
-# Passes in the job's document, besides the first. A held job has thousands of them, and writes its document at each watermark.
+# Passes in the job's document, besides the first and the last comparison. A held job has thousands of them, and writes its
+# document at each watermark.
 PASSES_KEPT = 20
 # Pauses after attempts in a row that moved no watermark: the worker died, or files could not be read. A job waits longer for a
 # source that is away.
@@ -141,8 +142,15 @@ async def _begin(job: Job, new: Pass) -> Pass:
     begun = passes.get(new.number, new).model_copy(update={"snapshot_at": new.snapshot_at, "whole": new.whole})
     if passes.get(new.number) != begun:
         first, *later = (passes | {new.number: begun}).values()
-        await job.change(passes=(first, *later[-PASSES_KEPT:]))
+        await job.change(passes=(first, *_kept(later)))
     return begun
+
+
+def _kept(later: Sequence[Pass]) -> list[Pass]:
+    """The newest passes, and the last one that compared everything: the next such pass is due by its age."""
+    compared = [one for one in later if one.verify and one.finished_at is not None][-1:]
+    newest = list(later[-PASSES_KEPT:])
+    return newest if not compared or compared[0] in newest else [*compared, *newest]
 
 
 async def _finish(job: Job, number: int, tally: Tally, clock: Clock) -> Pass:

@@ -151,6 +151,28 @@ def test_a_job_that_holds_compares_all_once_a_day(house: House, monkeypatch: pyt
     assert sum(one.verify for one in ended.passes) == 2
 
 
+def test_a_comparison_is_remembered_for_longer_than_its_pass_is_listed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A held job makes dozens of deltas a day."""
+    monkeypatch.setattr("synvirt.migrations.passes.PASSES_KEPT", 2)
+    house.platform.add_vm(VM, {DISK: content(4 * MIB)})
+    job = house.intake.submit(live_plan(warm={"verify": "full", "cutover": "manual", "interval_s": 0.01}))
+    compared = set[int]()
+
+    def looked() -> None:
+        passes = house.store.get(job.id).passes
+        compared.update(one.number for one in passes if one.verify)
+        if passes and passes[-1].number == 8:
+            house.store.on_commit = lambda: None
+            house.intake.cutover(job.id)
+
+    house.store.on_commit = looked
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert compared == {2}
+    assert [one.number for one in ended.passes[:2]] == [1, 2]
+    assert len(ended.passes) == 4
+
+
 @pytest.mark.parametrize(("share", "verified"), [pytest.param(1e9, 1, id="time"), pytest.param(0.0, 0, id="none")])
 def test_a_job_that_waits_long_enough_compares_all_by_itself(
     house: House, monkeypatch: pytest.MonkeyPatch, share: float, verified: int
