@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Conflict, PersistFailed, SourceUnreachable, SynvirtError, from_code
-from synvirt.live import LiveAdapter, SwitchesTracking
+from synvirt.live import GuestStaysOn, LiveAdapter, SwitchesTracking
 from synvirt.migrations.job import Job
 from synvirt.migrations.memory import JobMemory
 from synvirt.migrations.patience import patiently
@@ -62,6 +62,9 @@ async def shut_down(job: Job) -> None:
     that is off is not touched. Conflict, where it is suspended: a shutdown would lose its memory."""
     state, _ = await seen(job)
     if state == "off":
+        memory = await job.memory()
+        if memory.shutting_down_at is not None and memory.down_since is None:  # it stayed on, and went off later
+            await job.note(down_since=now())
         await job.note(shutting_down_at=None)
         return
     if state != "on":
@@ -70,14 +73,24 @@ async def shut_down(job: Job) -> None:
             hint="resume it or shut it down, then submit it again",
         )
     await job.record("source_power", job.vm_id)
-    # The downtime begins now, even if the guest was down before and was powered on again.
-    at = now()
-    await job.note(downs=(await job.memory()).downs + 1, down_since=at, shutting_down_at=at)
+    # Its next downtime counts, even if the guest was down before and was powered on again.
+    await job.note(downs=(await job.memory()).downs + 1, down_since=None)
+    await at_source(job, lambda adapter: _ask_to_shut_down(job, adapter))
+    await job.note(shutting_down_at=None)
+
+
+async def _ask_to_shut_down(job: Job, adapter: LiveAdapter) -> None:
+    """Asks once; the downtime begins with that. A guest that stays on has none: it is asked again and again, perhaps for a day,
+    and may go off by itself after each time."""
+    plan, at = job.migration.plan, now()
+    await job.note(down_since=(await job.memory()).down_since or at, shutting_down_at=at)
     if (noted := (await job.memory()).down_since) is not None:
         off_for_s(job, noted)  # its clock starts here, for the time as it is stored, to the millisecond
-    plan = job.migration.plan
-    await at_source(job, lambda adapter: adapter.shutdown(job.vm_id, plan.shutdown, plan.shutdown_timeout_s))
-    await job.note(shutting_down_at=None)
+    try:
+        await adapter.shutdown(job.vm_id, plan.shutdown, plan.shutdown_timeout_s)
+    except GuestStaysOn:
+        await job.note(down_since=None)
+        raise
 
 
 def off_for_s(job: Job, since: datetime) -> float:

@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from synvirt.disks.specs import ReaderSpec
-from synvirt.errors import SourceUnreachable
+from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.jobs import stop
 from synvirt.jobs.slots import Turns
 from synvirt.live import SnapshotRef
-from synvirt.migrations import advance, passes, patience
+from synvirt.migrations import advance, passes, patience, source_vm
+from synvirt.migrations.memory import JobMemory
+from synvirt.migrations.patience import Patience
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import Disk
+from synvirt.model.plan import Shutdown
 from synvirt.model.values import now
 from synvirt.sizes import MIB
 from tests.fakes.live import FakeAdapter
@@ -180,6 +183,35 @@ def test_a_guest_that_is_held_can_be_cancelled_and_runs_on(house: House, monkeyp
     assert house.platform.vm(VM)["power"] == "on"
     assert house.platform.vm(VM)["snapshots"] == {}
     # It was asked to shut down, and may still do so: then it is powered on again.
+    assert [entry.kind for entry in house.store.ledger(job.id)] == ["source_power"]
+
+
+def test_a_guest_that_was_asked_again_after_hours_may_still_go_off(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request counts, not the first alone: a cancelled job powers it on again. While it runs it has no downtime."""
+    at, downtimes, asked = [now()], list[datetime | None](), list[datetime]()
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    monkeypatch.setattr(source_vm, "now", lambda: at[0])
+    shutdown, waited = FakeAdapter.shutdown, Patience.wait
+
+    async def shut_down(adapter: FakeAdapter, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None) -> None:
+        asked.append(at[0])
+        if len(asked) == 3:
+            house.intake.cancel(job.id)
+            house.stops[job.id].set()
+        await shutdown(adapter, vm_id, manner, timeout_s)
+
+    async def wait(one: Patience, trouble: SynvirtError) -> None:
+        downtimes.append(house.store.memory.get(job.id, JobMemory).down_since)
+        at[0] += timedelta(hours=1 if len(asked) < 3 else 0)
+        await waited(one, trouble)
+
+    monkeypatch.setattr(FakeAdapter, "shutdown", shut_down)
+    monkeypatch.setattr(Patience, "wait", wait)
+    house.platform.fault("stays_on", FOR_EVER)
+    job = house.intake.submit(live_plan(shutdown="hold"))
+    assert house.run(job.id).state is State.CANCELLED
+    assert len(asked) == 3
+    assert set(downtimes) == {None}
     assert [entry.kind for entry in house.store.ledger(job.id)] == ["source_power"]
 
 
