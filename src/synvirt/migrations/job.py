@@ -154,6 +154,14 @@ class Job:
         if self._slots is not None:
             await self._slots.take()
 
+    async def report(self, error: SynvirtError, **fields: object) -> None:
+        """Shows a problem that stays as the job's last error, with these fields of it. Where a trouble that may pass is shown
+        now, this is what is shown again after it."""
+        problem = self.problem(error, fatal=False)
+        if (await self.memory()).passing is not None:
+            await self.note(passing=Passing(before=problem))
+        await self.change(last_error=problem, **fields)
+
     async def show(self, error: SynvirtError) -> None:
         """Shows a trouble that may pass as the job's last error, until `show_no_more`."""
         if (await self.memory()).passing is None:

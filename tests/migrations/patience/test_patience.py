@@ -158,6 +158,28 @@ def test_what_was_reported_before_stands_there_again(house: House, monkeypatch: 
     assert (ended.state, code(ended.last_error)) == (State.COMPLETED, ("E_MIG_CBT_UNSUPPORTED", False))
 
 
+def test_what_is_found_as_the_trouble_passes_stands_there_after_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that crashed is away for a while, and then has forgotten the changes: the operator sees why the outage is long."""
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    job = house.intake.submit(live_plan())
+    seen: list[tuple[str, bool] | None] = []
+
+    def looked(now: Migration) -> bool:
+        if not seen and now.state is State.CUTTING_OVER and house.platform.vm(VM)["power"] == "off":
+            house.platform.lose_change_ids(VM)
+            house.platform.fault("unreachable", 5)
+            seen.append(None)
+        elif seen and code(now.last_error) != seen[-1]:
+            seen.append(code(now.last_error))
+        return now.state is State.STARTING
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert seen == [None, ("E_MIG_SOURCE_UNREACHABLE", False), ("E_MIG_CBT_RESET", False)]
+    assert (ended.state, code(ended.last_error)) == (State.COMPLETED, ("E_MIG_CBT_RESET", False))
+    assert ended.passes[-1].whole
+
+
 def test_a_service_that_died_while_it_waited_takes_back_the_trouble_it_showed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ async def fits_budget(job: Job) -> bool:
             await job.change(last_error=None)
         return True
     if error is None or error.message != reason:
-        await job.change(last_error=job.problem(OutageTooLong(reason, hint="the job holds until it fits"), fatal=False))
+        await job.report(OutageTooLong(reason, hint="the job holds until it fits"))
     job.leave_turn()
     pause_s = job.migration.plan.warm.interval_s or held_pause_s(job)
     await job.stop.sleep_or_wake(min(pause_s, await opens_in_s(job)))

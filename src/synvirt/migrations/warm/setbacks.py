@@ -90,7 +90,7 @@ async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> No
     await job.note_of(number, whole=True)
     if not off:
         await job.note(cbt_resets=resets + 1)
-    await job.change(last_error=job.problem(error, fatal=False))
+    await job.report(error)
 
 
 async def is_off(job: Job) -> bool:
@@ -117,4 +117,4 @@ async def _distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported
         hint=error.hint,
     )
     missed = {"distrusted": error.detail} if isinstance(error, ChangesMissed) else {}
-    await job.change(last_error=job.problem(problem, fatal=False), **missed)
+    await job.report(problem, **missed)

@@ -27,7 +27,7 @@ async def track_changes(job: Job) -> None:
             f"{job.manifest.name} cannot be copied warm, so the job runs cold: {error.detail}",
             hint="the guest is shut down for the whole copy; cancel if that does not suit",
         )
-        await job.change(mode_effective=Mode.COLD, last_error=job.problem(problem, fatal=False))
+        await job.report(problem, mode_effective=Mode.COLD)
 
 
 async def _enable_cbt(job: Job, adapter: LiveAdapter) -> None:
