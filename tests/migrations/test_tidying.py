@@ -230,6 +230,32 @@ def test_a_source_is_not_powered_on_beside_a_domain_that_may_live(house: House, 
     assert house.platform.vm(VM)["power"] == "on"
 
 
+def test_a_domain_that_may_live_goes_also_where_another_host_moves_its_machine(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a host that was lost comes back, and its job was begun again on another."""
+
+    def hangs(*_: object) -> None:
+        raise Internal("the hypervisor does not answer")
+
+    house.hypervisor.fail = "boot"
+    with monkeypatch.context() as hanging:
+        hanging.setattr(house.hypervisor, "undefine", hangs)
+        job = house.run(house.intake.submit(live_plan()).id)
+    other = house.intake.submit(live_plan())
+    give_to(house.store, other.id, "another")
+    tidier = Tidier(house.rooms, host="local")
+    tidier.look()
+    assert [entry.kind for entry in house.store.ledger(job.id)] == ["source_power"]
+    assert house.platform.vm(VM)["power"] == "off"
+    house.store.request_cancel(other.id)
+    give_to(house.store, other.id, "local")
+    assert house.run(other.id).state is State.CANCELLED
+    tidier.look()
+    assert house.store.ledger(job.id) == []
+    assert house.platform.vm(VM)["power"] == "on"
+
+
 def test_a_guest_that_goes_off_after_the_job_was_cancelled_is_powered_on_again(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ class Tidier:
         for migration in left:
             if self.stop.is_set():
                 return
-            if not self._pauses.is_over(migration.id) or self._is_read(migration):
+            if not self._pauses.is_over(migration.id):
                 continue
             if asyncio.run(self._tidied(migration)):
                 self._pauses.forget(migration.id)
@@ -78,15 +78,11 @@ class Tidier:
 
     def _is_read(self, migration: Migration) -> bool:
         """Whether another job has this VM now, on whichever host: it may count on the change tracking that this one switched
-        on. Asked just before each try, as those before it may have taken an hour. Never raises."""
+        on. Asked just before each try, as those before it may have taken an hour. Blocks."""
         ref = migration.plan.source_ref
         if ref.kind != "live_vm":
             return False
-        try:
-            unended = self._rooms.store.unended(naming=to_json(ref.vm_id).decode())
-        except PersistFailed as error:
-            log.warning("cannot see whether a machine is read", job=str(migration.id), cause=error.detail)
-            return True
+        unended = self._rooms.store.unended(naming=to_json(ref.vm_id).decode())
         return any(one.plan.source_ref == ref for one in unended)
 
     async def _tidied(self, migration: Migration) -> bool:
@@ -104,15 +100,19 @@ class Tidier:
     async def _all_of(self, job: Job) -> bool:
         entries = await job.in_thread(self._rooms.store.ledger, job.id)
         left = [entry for entry in entries if job.migration.state in _DONE_WITH or entry.kind in OWED_KINDS]
+        if is_read := await job.in_thread(self._is_read, job.migration):
+            # A guest of it that is left here goes all the same: two copies of one guest must never run at once.
+            left = [entry for entry in left if entry.kind not in _AT_SOURCE]
         gone = [entry async for entry in undone(left, partial(self._gone, job))]
-        if len(gone) == len(left) and job.migration.state is State.COMPLETED:
+        if len(gone) == len(left) and job.migration.state is State.COMPLETED and not is_read:
             # Before its last ledger entry is deleted: after that the job is not looked at again.
             await job.show_no_more()
         for entry in gone:
             await job.strike(entry.kind, entry.name)
         if len(gone) < len(left):
             return False
-        log.info("tidied up after the job")
+        if not is_read:
+            log.info("tidied up after the job")
         return True
 
     async def _gone(self, job: Job, entry: LedgerEntry) -> bool:
