@@ -208,6 +208,18 @@ def test_the_document_of_a_job_has_its_request_to_cut_over_and_an_event_tells_it
     assert not store.request_cutover(job.id, until=now()).asked_to_cut_over
 
 
+def test_a_request_that_has_expired_is_no_wish(store: Store) -> None:
+    """The engine wakes a job a few times for each of its wishes: the request of the next window would wake nobody."""
+    job = a_job()
+    store.add(job, host="h")
+    store.request_cutover(job.id, until=now() + timedelta(hours=1))
+    assert [wish.job_id for wish in store.wishes(host="h")] == [job.id]
+    store.request_cutover(job.id, until=now())
+    assert store.wishes(host="h") == []
+    store.request_cutover(job.id, until=None)
+    assert [wish.job_id for wish in store.wishes(host="h")] == [job.id]
+
+
 def test_unended_jobs_are_those_of_the_host(store: Store) -> None:
     mine, other, ended = a_job(), a_job(), a_job(state=State.COMPLETED)
     for job, host in ((mine, "h1"), (other, "h2"), (ended, "h1")):

@@ -81,7 +81,7 @@ _OF_HOST = (is_unended(), migrations.c.host == bindparam("of_host"))
 _UNENDED = select(migrations.c.id).where(*_OF_HOST).order_by(migrations.c.number)
 _REHEARSED = exists().where(rehearsals.c.migration_id == migrations.c.id, rehearsals.c.state == "Waiting")
 _WISHES = select(migrations.c.id, migrations.c.cancel_requested).where(
-    *_OF_HOST, migrations.c.cancel_requested | migrations.c.cutover_requested | _REHEARSED
+    *_OF_HOST, migrations.c.cancel_requested | (migrations.c.cutover_requested & _IN_TIME) | _REHEARSED
 )
 
 
@@ -239,9 +239,11 @@ class Store:
             return [UUID(row.id) for row in db.execute(_UNENDED, {"of_host": host})]
 
     def wishes(self, *, host: str) -> list[Wish]:
-        """The requests of operators to jobs of a host that have not ended."""
+        """The requests of operators to jobs of a host that have not ended. One that has expired is none: the next would be
+        taken for it."""
         with self._reading() as db:
-            return [Wish(UUID(row.id), bool(row.cancel_requested)) for row in db.execute(_WISHES, {"of_host": host})]
+            found = db.execute(_WISHES, {"of_host": host, "now": time.time()})
+            return [Wish(UUID(row.id), bool(row.cancel_requested)) for row in found]
 
     def count_unended(self) -> dict[str, int]:
         """How many jobs have not ended, by host."""
