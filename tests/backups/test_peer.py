@@ -23,6 +23,7 @@ import pytest
 
 from synvirt.api.routes import peer as peer_route
 from synvirt.backups import repositories as backup_repositories
+from synvirt.backups import working
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.errors import (
@@ -38,11 +39,12 @@ from synvirt.repository import peer as peer_folder
 from synvirt.repository.folder import put
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.peer import PeerFolder, PeerPlace
-from synvirt.repository.repository import Repository
+from synvirt.repository.repository import Repository, Session
 from synvirt.store import Store
 from tests.backups.peers import PASSWORD, USER, Peer
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.disks import MemoryReader
+from tests.fakes.workers import Gone
 from tests.needs import need_root
 from tests.repository.points import KEY, back_up, opened, restored
 from tests.running.processes import until
@@ -374,6 +376,43 @@ def test_runs_on_a_peer_keep_what_it_keeps_and_restore(tmp_path: Path) -> None:
             assert export.status == "completed", export.error
             (image,) = (tmp_path / f"exports/of-{seed}").glob("*.raw")
             assert [image.read_bytes() == _noise(3, seed).content] == [True]
+        backups.close()
+    store.close()
+
+
+def test_a_worker_that_dies_after_its_point_exists_on_the_peer_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next worker commits the same point under the same id; the seal of a manifest has other bytes each time."""
+    home, guests = Peer(tmp_path / "home", keep_days=30), FakeGuests(tmp_path / "guests")
+    guests.image("web", _noise(3).content)
+    commit, deaths = Session.commit, ["once"]
+
+    def committed(self: Session, *given: Any) -> None:
+        commit(self, *given)
+        if deaths:
+            deaths.pop()
+            raise Gone
+
+    monkeypatch.setattr(Session, "commit", committed)
+    monkeypatch.setattr(working, "RETRY_PAUSES_S", (0.0,))
+    store = Store(f"sqlite:///{tmp_path / 'test.db'}")
+    backups = backups_of(store, guests, tmp_path)
+    backups.start()
+    with home.served():
+        peer = {
+            "url": home.place.url,
+            "fingerprint_sha256": home.place.fingerprint_sha256,
+            "credentials": {"username": USER, "password": PASSWORD},
+        }
+        request = BackupRepositoryRequest.model_validate({"name": "there", "kind": "peer", "peer": peer})
+        repository = backups.add_repository(request)
+        job = backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=repository.id))
+        run = ended(backups, backups.run_job(job.id).id)
+        assert (run.status, run.error, run.warnings, deaths) == ("completed", None, (), [])
+        assert [f"{point}.point" for point in run.restore_point_ids] == [
+            path.name for path in (home.folder / "points").iterdir()
+        ]
         backups.close()
     store.close()
 

@@ -16,7 +16,7 @@ from synvirt.jobs.worker import Tasks, carry_out, read_order
 from synvirt.worker import TASKS
 
 
-class _Gone(BaseException):
+class Gone(BaseException):
     """Nobody hears the worker any more: as a process it would be killed."""
 
 
@@ -49,14 +49,14 @@ class InProcess:
 
         def say(message: Message) -> None:
             if self._gone:
-                raise _Gone
+                raise Gone
             try:
                 line = message.to_line()
                 assert len(line) <= process.LINE_BYTES_MAX, "the line of a process would not be read any more"
                 asyncio.run_coroutine_threadsafe(received(message_of(line)), loop).result()
             except BaseException as error:  # the service's own: the order did not fail
                 self._error = error
-                raise _Gone from error
+                raise Gone from error
 
         self._say = say
         stopper = asyncio.create_task(self._stop_when(stopped))
@@ -80,7 +80,7 @@ class InProcess:
             carry_out(task, order, self)
         except SynvirtError:
             return 1
-        except _Gone:
+        except Gone:
             return -9
         return 0
 
@@ -100,7 +100,7 @@ class InProcess:
     def next_line(self) -> bytes:
         line = self._lines.get()
         if line is None:
-            raise _Gone
+            raise Gone
         return line
 
 

@@ -58,7 +58,7 @@ from synvirt.model.values import now
 from synvirt.repository.garbage import Sweep, collect
 from synvirt.repository.manifest import Manifest, Sealed, Shown, Signature
 from synvirt.repository.opening import OpenRepositories
-from synvirt.repository.repository import Session
+from synvirt.repository.repository import Repository, Session
 from synvirt.repository.specs import PointSpec
 from synvirt.repository.verify import Looked, PacksLooked, PointLooked, judged, look_at_packs, verify_point
 
@@ -112,9 +112,19 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
         wire.say(_result("ready", Ready(disks=tuple(map(_disk_is_taken, order.disks, taken))), waits=True))
         commit = Commit.from_line(wire.next_line())
         shown = Shown.model_validate({**json.loads(commit.shown), "disks": tuple(one.disk for one in taken)})
-        session.commit(Manifest(shown=shown, sealed=Sealed.model_validate_json(commit.sealed)), partial(_signed, wire))
+        if not _is_there(repository, shown):
+            session.commit(Manifest(shown=shown, sealed=Sealed.model_validate_json(commit.sealed)), partial(_signed, wire))
         figures = _Figures(ALL, wire, session)
         figures.stored()
+
+
+def _is_there(repository: Repository, shown: Shown) -> bool:
+    """Whether a worker before this one has committed the point, and died before it could say so. Written again, its seal would
+    have other bytes, and a peer replaces nothing."""
+    try:
+        return repository.manifest(shown.id).shown == shown
+    except (BackupNotFound, RepositoryDamaged):
+        return False
 
 
 def _signed(wire: Wire, digest: str) -> Signature | None:
