@@ -76,8 +76,11 @@ class BackupMetrics(Collector):
         )
         for job in seen.jobs:
             key = [str(job.id), job.name]
-            success.add_metric(key, max(0.0, (moment - (job.last_success_at or job.created_at)).total_seconds()))
-            mine = [at for (job_id, _), at in seen.points.newest_at.items() if job_id == job.id]
+            since, made_at = job.last_success_at, job.created_at.timestamp()
+            # What a clock that was ahead has stamped must keep no alarm silent: nothing is older than its job.
+            known = since if since is not None and since <= moment else job.created_at
+            success.add_metric(key, max(0.0, (moment - known).total_seconds()))
+            mine = [at or made_at for (job_id, _), at in seen.points.newest_at.items() if job_id == job.id]
             if mine:
                 guests.add_metric(key, max(0.0, moment.timestamp() - min(mine)))
         yield success

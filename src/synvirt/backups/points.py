@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from synvirt.backups.model import BackupRepository, PointDisk, RestorePoint
+from synvirt.model.values import now
 from synvirt.repository.manifest import Manifest
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import parsed, readable
@@ -16,17 +17,18 @@ _SEALED = ("vm_id", "vm_name", "job_id", "run_id", "quiesced", "freeze_ms", "con
 @dataclass(slots=True)
 class PointFigures:
     """`states`: how many points are in each. `newest_at`: by job and guest, when the newest point that is not damaged was made,
-    in seconds since 1970."""
+    in seconds since 1970. None: all of them were made by a clock that was ahead, so nobody knows when."""
 
     states: Counter[str] = field(default_factory=Counter)
-    newest_at: dict[tuple[UUID, str], float] = field(default_factory=dict)
+    newest_at: dict[tuple[UUID, str], float | None] = field(default_factory=dict)
 
-    def add(self, state: str, job_id: UUID, vm_id: str, *, count: int, newest_at: float) -> None:
-        """Counts `count` points of a guest that a job backs up; `newest_at`: of the newest, in seconds since 1970."""
+    def add(self, state: str, job_id: UUID, vm_id: str, *, count: int, newest_at: float | None) -> None:
+        """Counts `count` points of a guest that a job backs up; `newest_at`: of the newest, as in this class."""
         self.states[state] += count
         if state != "damaged":
             key = (job_id, vm_id)
-            self.newest_at[key] = max(newest_at, self.newest_at.get(key, newest_at))
+            known = [at for at in (newest_at, self.newest_at.get(key)) if at is not None]
+            self.newest_at[key] = max(known, default=None)
 
 
 class Points:
@@ -53,12 +55,14 @@ class Points:
 
     def figures(self) -> PointFigures:
         """Of all points. Nearly no document is read."""
-        found, (groups, others) = PointFigures(), self._rows.points_of_guests(host=self._host)
+        moment = now().timestamp()
+        found, (groups, others) = PointFigures(), self._rows.points_of_guests(host=self._host, moment=moment)
         for one in groups:
             state = one.state or RestorePoint.model_fields["state"].default
             found.add(state, UUID(one.job_id), one.vm_id, count=one.count, newest_at=one.newest_at)
         for point in readable(RestorePoint, others):
-            found.add(point.state, point.job_id, point.vm_id, count=1, newest_at=point.created_at.timestamp())
+            made_at = point.created_at.timestamp()
+            found.add(point.state, point.job_id, point.vm_id, count=1, newest_at=made_at if made_at <= moment else None)
         return found
 
     def ids(self) -> set[UUID]:

@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, delete, func, insert, select, update
 
 from synvirt.errors import BackupNotFound, not_listed
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after, written
@@ -50,7 +50,7 @@ _GUEST = (backups.c.point_state, backups.c.job_id, backups.c.vm_id)
 _POINTS_OF_GUESTS = select(
     *_GUEST,
     func.count(backups.c.made_at).label("with_time"),
-    func.max(backups.c.made_at).label("newest_at"),
+    func.max(case((backups.c.made_at <= bindparam("moment"), backups.c.made_at))).label("newest_at"),
     func.count().label("all_"),
 ).group_by(*_GUEST)
 Fields = Mapping[str, Sequence[str]]
@@ -58,13 +58,14 @@ Fields = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class PointsOfGuest:
-    """How many points of a guest that a job backs up are in one state, and when the newest was made, in seconds since 1970."""
+    """How many points of a guest that a job backs up are in one state, and when the newest was made, in seconds since 1970.
+    None: all were made by a clock that was ahead."""
 
     state: str | None
     job_id: str
     vm_id: str
     count: int
-    newest_at: float
+    newest_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +158,16 @@ class BackupRows:
         with self._reading() as db:
             return [row.document for row in db.execute(query)][::-1]
 
-    def points_of_guests(self, *, host: str) -> tuple[list[PointsOfGuest], list[str]]:
+    def points_of_guests(self, *, host: str, moment: float) -> tuple[list[PointsOfGuest], list[str]]:
         """All points by guest, job and state, read from an index; and the documents of those that an earlier version wrote,
-        which are not in it."""
+        which are not in it. `moment`: no point made after it is the newest, in seconds since 1970."""
         of_points = (backups.c.host == host, backups.c.kind == "point")
         with self._reading() as db:
-            groups = db.execute(_POINTS_OF_GUESTS.where(*of_points)).all()
+            groups = db.execute(_POINTS_OF_GUESTS.where(*of_points), {"moment": moment}).all()
             missing = any(one.all_ > one.with_time for one in groups)
             query = select(backups.c.document).where(*of_points, backups.c.made_at.is_(None))
             others = [row.document for row in db.execute(query)] if missing else []
-        return [PointsOfGuest(*one[:5]) for one in groups if one.newest_at is not None], others
+        return [PointsOfGuest(*one[:5]) for one in groups if one.with_time], others
 
     def ids(self, kind: Kind, *, host: str) -> set[UUID]:
         """The ids of all documents of a kind, whatever their version. No document is read."""

@@ -80,3 +80,20 @@ def test_the_guest_that_is_worst_off_counts(service: Service, tmp_path: Path) ->
         service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=hours)}))
     ended(service.backups, service.backups.verify(web.id).id)
     assert _samples(service)[("synvirt_backup_oldest_guest_age_seconds", "nightly")] == pytest.approx(9 * 3600, abs=1800)
+
+
+def test_a_point_of_a_clock_that_was_ahead_keeps_no_alarm_silent(service: Service, tmp_path: Path) -> None:
+    """Each number below is the age in hours of a guest's point. Where all are of the future, the job's own age counts."""
+    service.guests.image("web", CONTENT)
+    job = _job(service, tmp_path / "repository", "web")
+    points = [service.backups.points.get(_run(service, job).restore_point_ids[0]) for _ in range(2)]
+    service.backups._jobs.put(job.model_copy(update={"created_at": now() - timedelta(hours=99)}))
+    for ages, oldest in (((40, -9000), 40), ((-9000, -8000), 99)):
+        for point, hours in zip(points, ages, strict=True):
+            service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=hours)}))
+        ahead = service.backups.job(job.id).model_copy(update={"last_success_at": now() + timedelta(hours=9000)})
+        ended(service.backups, service.backups.verify(points[0].id).id)
+        service.backups._jobs.put(ahead)
+        reported = _samples(service)
+        for name, hours in (("oldest_guest", oldest), ("last_success", 99)):
+            assert reported[(f"synvirt_backup_{name}_age_seconds", "nightly")] == pytest.approx(hours * 3600, abs=1800)
