@@ -77,6 +77,9 @@ class OfferFolder:
         if not name.startswith("tmp/"):
             self.offer.delete(name)
 
+    def clock(self) -> float:
+        return time.time()
+
     def close(self) -> None: ...
 
 

@@ -3,9 +3,12 @@
 Whatever happens, the points of before are whole, nothing half-made counts, and what was stored is not stored again.
 """
 
+import os
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,7 +25,7 @@ from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
 from synvirt.jobs.rate import Rate
 from synvirt.model.values import now
 from synvirt.repository import packs
-from synvirt.repository.folder import HostFolder
+from synvirt.repository.folder import Entry, HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Session
 from synvirt.repository.verify import verify_repository
@@ -263,6 +266,26 @@ def test_damage_is_noted_also_where_nothing_can_be_written(house: House, monkeyp
     assert [(one.code, "out of use" in one.message) for one in run.warnings] == [("E_BAK_REPOSITORY_FULL", True)]
     assert (run.report is not None) is (by == "repository")
     assert house.backups.points.get(point).state == "damaged"
+
+
+def test_a_server_whose_clock_is_behind_makes_nothing_old(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dates the files of an NFS mount: by this host's clock, what another run has just written would be of last week."""
+    behind_s, entries, utime = 8 * 24 * 3600, HostFolder.entries, os.utime
+    monkeypatch.setattr(os, "utime", lambda path: utime(path, (time.time() - behind_s,) * 2))
+
+    def dated(folder: HostFolder, name: str) -> list[Entry]:
+        return [replace(one, modified_at=one.modified_at - behind_s) for one in entries(folder, name)]
+
+    monkeypatch.setattr(HostFolder, "entries", dated)
+    job = house.job("web")
+    assert house.run(job).status == "completed"
+    (point,) = house.backups.points.all()
+    house.backups.repositories.opened(job.repository_id).remove(point.id)
+    written = house.folder / "repository/tmp/0123456789abcdef"
+    written.write_bytes(b"the pack of another host's run")
+    run = house.ended(house.backups.collect(job.repository_id, dry_run=False))
+    assert (run.status, run.collected and run.collected.packs_condemned) == ("completed", 0)
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
 
 
 def test_errors_of_shared_rooms_are_reported_by_a_code_of_this_side(house: House) -> None:

@@ -68,6 +68,9 @@ class MemoryFolder:
     def delete(self, name: str) -> None:
         self.files.pop(name, None)
 
+    def clock(self) -> float:
+        return self.now
+
     def close(self) -> None: ...
 
     def cut(self, how: Cut, random: Random) -> "MemoryFolder":
@@ -149,6 +152,9 @@ class Counted:
         found: list[list[Entry]] = []
         self._pass(lambda: found.append(self.inner.entries(folder)))
         return found[0]
+
+    def clock(self) -> float:
+        return self.inner.clock()
 
     def close(self) -> None:
         self.inner.close()

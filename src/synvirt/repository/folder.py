@@ -7,6 +7,7 @@ and durable under its name, or has no name. Names are relative, folders one deep
 import errno
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Folder(Protocol):
     - `rename`: atomic; it replaces.
     - `read`: exactly the range asked for. RepositoryDamaged, where the file is missing or shorter.
     - `entries`: of one folder, by name. `delete`: idempotent.
+    - `clock`: seconds since 1970 now, by the clock that dates the files. Where that cannot be asked, this host's.
     - `close`: closes connections; the folder may be used again.
     - Every failure is a SynvirtError of a backup.
     """
@@ -55,6 +57,7 @@ class Folder(Protocol):
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...
     def entries(self, folder: str) -> list[Entry]: ...
     def delete(self, name: str) -> None: ...
+    def clock(self) -> float: ...
     def close(self) -> None: ...
 
 
@@ -214,6 +217,20 @@ class HostFolder:
     def delete(self, name: str) -> None:
         with self._as_ours(name):
             (self._path / name).unlink(missing_ok=True)
+
+    def clock(self) -> float:
+        """NFS files are dated by their server. A file is made for it, without content: it must work in a full folder too."""
+        name = f"{UNFINISHED}/{secrets.token_hex(8)}"
+        try:
+            self.write(name, [])
+            with self._as_ours(name):
+                os.utime(self._path / name)
+                return (self._path / name).lstat().st_mtime
+        except SynvirtError:
+            return time.time()
+        finally:
+            with suppress(SynvirtError):
+                self.delete(name)
 
     def _as_ours(self, name: str) -> AbstractContextManager[None]:
         return _as_ours(name, self._path)

@@ -109,7 +109,7 @@ class _Seen:
 def collect(
     repository: Repository,
     *,
-    now: float,
+    now: float | None = None,
     dry_run: bool = False,
     bandwidth_bps: int | None = None,
     before: Sweep | None = None,
@@ -118,8 +118,9 @@ def collect(
     on_progress: Callable[[Copied], None] = lambda copied: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Collected:
-    """`now`: seconds since 1970. RepositoryDamaged, where anything cannot be read: then nothing was removed. Cancelled, once
-    `stop()`. `bandwidth_bps`: the most bytes a second of pages that are read, and of chunks that are moved.
+    """`now`: seconds since 1970; None: by the clock that dates the files, as by another one all might be old, or none.
+    RepositoryDamaged, where anything cannot be read: then nothing was removed. Cancelled, once `stop()`. `bandwidth_bps`: the
+    most bytes a second of pages that are read, and of chunks that are moved.
 
     `on_looked`: bytes that were read to find what is needed. `on_sweep` gets what is about to be done. `on_progress`: bytes of
     packs that are taken out of use, and what is moved out of them meanwhile; what is deleted or condemned is before the
@@ -127,6 +128,7 @@ def collect(
     counted; the rest is decided again."""
     repository.refresh()
     folder = repository.folder
+    now = folder.clock() if now is None else now
     lists = condemned_lists(folder)
     bucket = None if bandwidth_bps is None else Bucket(bandwidth_bps)
 

@@ -7,6 +7,7 @@ is away.
 
 import base64
 import contextlib
+import email.utils
 import http.client
 import re
 import ssl
@@ -132,6 +133,8 @@ class PeerFolder:
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._unfinished: dict[str, list[Piece]] = {}
+        # The date of its last answer.
+        self._dated = ""
 
     # ── the interface of folders ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,6 +179,13 @@ class PeerFolder:
                 self._unfinished.pop(name, None)
             return
         self._ask("DELETE", f"/files/{quote(name)}", name)
+
+    def clock(self) -> float:
+        self._parsed(PeerRoom, "", "its room")
+        try:
+            return email.utils.parsedate_to_datetime(self._dated).timestamp()
+        except (ValueError, OverflowError):
+            return time.time()
 
     def close(self) -> None:
         with self._lock:
@@ -237,6 +247,7 @@ class PeerFolder:
             with self._lock:
                 self._idle.append(connection)
         if good and len(body) <= limit:
+            self._dated = answer.headers.get("date", "")
             return body
         raise self._refusal(answer.status, body, what)
 

@@ -54,7 +54,6 @@ from synvirt.jobs import dataclass_json
 from synvirt.jobs.copying_disks import Progress
 from synvirt.jobs.wire import Moved, Result, Wire, WireModel
 from synvirt.jobs.worker import Task
-from synvirt.model.values import now
 from synvirt.repository.garbage import Sweep, collect
 from synvirt.repository.manifest import Manifest, Sealed, Shown, Signature
 from synvirt.repository.opening import OpenRepositories
@@ -283,7 +282,6 @@ def collect_garbage(order: CollectOrder, wire: Wire) -> None:
     with OpenRepositories() as repositories:
         collected = collect(
             repositories.repository(order.repository),
-            now=now().timestamp(),
             dry_run=order.dry_run,
             bandwidth_bps=order.bandwidth_bps,
             before=None if order.before is None else Sweep.model_validate_json(order.before),
