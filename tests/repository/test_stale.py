@@ -10,9 +10,10 @@ import pytest
 from synvirt.errors import BackupConflict, SynvirtError
 from synvirt.repository import footers, packs, verify
 from synvirt.repository.disk import PointReader
+from synvirt.repository.folder import Entry
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import Repository
+from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.repository.verify import PointLooked, verify_point, verify_repository
 from tests.fakes.disks import MemoryReader
 from tests.repository.folders import MemoryFolder, Stale
@@ -73,6 +74,30 @@ def test_a_run_that_does_not_see_what_is_condemned_or_removed_beside_it(number: 
             back_up(Repository(late, KEY), _small("AABE"), threads=0)
         ends.add(_is_well(folder))
     assert 2 in ends, "some runs end with a point"
+
+
+class OldPacks(Stale):
+    """It still shows the packs of before where it shows of all else what is there: an NFS client keeps each folder's list for
+    itself."""
+
+    def entries(self, folder: str) -> list[Entry]:
+        return super().entries(folder) if folder == packs.FOLDER else self.inner.entries(folder)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self.inner.read(name, offset, length)
+
+
+def test_a_run_that_still_sees_packs_which_are_gone_is_refused() -> None:
+    """It took longer than the grace of what it relies on, and stores nothing, which would make its host look again."""
+    folder = next(_starts())
+    session = Repository(OldPacks(folder, fresh_at=1_000), KEY).session()
+    for late in (0, GRACE_S + 1):
+        collected = collect(Repository(folder, KEY), now=folder.now + late)
+    assert collected.packs_deleted == 1
+    with pytest.raises(BackupConflict):
+        back_up(session._repository, _small("AAB"), session=session, threads=0)
+    assert _is_well(folder) == 1
+    assert condemned_packs(folder) == frozenset()
 
 
 @pytest.mark.parametrize("number", range(3))

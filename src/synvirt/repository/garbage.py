@@ -157,8 +157,9 @@ def collect(
             on_sweep(part)
             sweeping.do(part)
         for one in lists:
-            # A damaged pack that is still needed stays condemned, so that no run relies on it again.
-            if now - one.at >= GRACE_S and not any(name in seen.live for name in one.packs):
+            # A damaged pack that is still needed stays condemned, so that no run relies on it again. So do, until the next
+            # time, those deleted just now: NFS may still show them to a run that finds nothing condemned any more.
+            if now - one.at >= GRACE_S and not any(name in seen.live or name in seen.sizes for name in one.packs):
                 folder.delete(one.name)
         for entry in folder.entries(UNFINISHED):
             if now - entry.modified_at >= YOUNG_S:
