@@ -320,6 +320,15 @@ def test_the_mark_of_a_job_is_read_back() -> None:
     assert identity_of(forged).job_id is None, "what stands in a text is no mark"
 
 
+@pytest.mark.parametrize(("count", "controllers"), [(1, 1), (7, 1), (8, 2), (15, 3)])
+def test_each_controller_of_scsi_disks_is_virtios(count: int, controllers: int) -> None:
+    """libvirt adds those that are missing by itself, as LSI Logic's, which most guests have no driver for."""
+    manifest = OTHER.model_copy(update={"disks": tuple(disk(f"d{number}") for number in range(count))})
+    root = ET.fromstring(build(fixed(manifest, disk_bus="scsi"), volumes(manifest), HOST).xml)
+    found = [(one.get("index"), one.get("model")) for one in root.iterfind("devices/controller")]
+    assert found == [(str(number), "virtio-scsi") for number in range(controllers)]
+
+
 def test_the_least_memory_is_what_something_boots_with() -> None:
     manifest = OTHER.model_copy(update={"memory_bytes": 0})
     assert f">{64 * MIB}<" in build(fixed(manifest), volumes(manifest), HOST).xml

@@ -36,6 +36,9 @@ ET.register_namespace("synvirt", JOB_NAMESPACE)
 
 # libvirt makes files named after the domain, with its own endings: so the limit is well under the 255 bytes of a file name.
 NAME_LIMIT_BYTES = 120
+# libvirt puts as many disks on one SCSI controller. Those that are missing it adds by itself, as LSI Logic's, whose driver many
+# guests lack.
+SCSI_DISKS_OF_ONE = 7
 # Features that Windows expects of a Hyper-V host, and without which it is slower or deadlocks; those that need only KVM.
 HYPERV_FEATURES = ("relaxed", "vapic", "vpindex", "runtime", "synic", "stimer", "reset", "frequencies", "tlbflush", "ipi")
 
@@ -192,7 +195,8 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
         _text(element, "serial", digest_of(machine.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:
-        ET.SubElement(devices, "controller", type=bus, index="0", model=model)
+        for number in range(-(-len(disks) // SCSI_DISKS_OF_ONE)):
+            ET.SubElement(devices, "controller", type=bus, index=str(number), model=model)
 
 
 def _beneath(element: ET.Element, path: str) -> None:

@@ -60,8 +60,11 @@ def test_qemu_starts_with_as_many_disks_as_anybody_has(host: LibvirtHost, tmp_pa
     started = host._find("lookupByUUIDString", domain.uuid)
     assert started is not None
     started.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
-    paths = [one.get("file") for one in ET.fromstring(started.XMLDesc()).findall("devices/disk/source")]
+    found = ET.fromstring(started.XMLDesc())
+    paths = [one.get("file") for one in found.findall("devices/disk/source")]
     assert paths == [volume.path for volume in volumes], "in the order that they had"
+    models = {one.get("model") for one in found.findall("devices/controller[@type='scsi']")}
+    assert models == ({"virtio-scsi"} if bus == "scsi" else set()), "each by the driver that the guest has"
     host.undefine(UUID(domain.uuid), migration.id)
 
 
