@@ -416,6 +416,13 @@ def test_a_mac_that_comes_twice_stays_with_the_first_card() -> None:
     assert len(macs) == 2
 
 
+def test_an_address_of_zeros_is_no_cards_own() -> None:
+    """Descriptions have it for an address that is still to be chosen; here the host's own loopback has it."""
+    manifest = OTHER.model_copy(update={"nics": (Nic(key="a", mac="00:00:00:00:00:00"),)})
+    [mac] = identity_of(build(fixed(manifest), volumes(manifest), HOST).xml).macs
+    assert mac.startswith("52:54:00")
+
+
 def test_a_new_identity_has_its_own_macs() -> None:
     domain = build(fixed(LINUX, identity="new"), volumes(LINUX), HOST)
     assert all(mac.startswith("52:54:00") for mac in identity_of(domain.xml).macs)

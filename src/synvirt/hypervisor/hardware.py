@@ -23,7 +23,8 @@ Chipset = Literal["q35", "pc"]
 # A manifest without memory has 0, which libvirt refuses. Nothing boots with less than 64 MiB.
 LEAST_MEMORY_BYTES = 64 * MIB
 
-_MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")  # an odd first octet is multicast: no card has that
+# An odd first octet is multicast: no card has that. Zeros stand for an address that is still to be chosen.
+_MAC = re.compile(r"(?!00(:00){5})[0-9a-f][02468ace](:[0-9a-f]{2}){5}")
 # UUIDs of firmware without its own: many machines have them.
 _NO_UUIDS = frozenset({UUID(int=0), UUID(int=(1 << 128) - 1)})
 
