@@ -72,3 +72,14 @@ def test_a_disk_that_is_cut_short_is_wrong_and_one_that_is_rounded_up_is_not() -
     one = machine()
     rows = compared({}, {}, (), (of_source(one), of_domain(xml(one), one, {"sda": (5 << 20) - 512, "sdb": (9 << 20) + 512})))
     assert {row.item: row.grade for row in rows if row.grade != "same"} == {"disk data": "wrong", "disk system": "expected"}
+
+
+def test_memory_that_is_no_whole_mib_is_an_expected_difference() -> None:
+    """libvirt rounds it up, as QEMU takes whole MiB: nothing of the machine is wrong by that."""
+    one = machine(memory_bytes=1_000_000 << 10)
+    found = build(one, [Volume(disk.key, f"/{disk.key}", "file") for disk in one.manifest.disks], HOST)
+    rows = compared({}, {}, found.differences, (of_source(one), of_domain(found.xml, one, SIZES)))
+    assert f">{977 << 20}<" in found.xml
+    assert [(row.source, row.clone, row.grade) for row in rows if row.item == "memory"] == [
+        ("976.5625 MiB", "977 MiB", "expected")
+    ]

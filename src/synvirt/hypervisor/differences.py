@@ -2,7 +2,17 @@
 
 from collections.abc import Callable, Iterator
 
-from synvirt.hypervisor.hardware import bus_now, bus_of, card, macs, memory_bytes, processors, uuid_of, why_bus
+from synvirt.hypervisor.hardware import (
+    LEAST_MEMORY_BYTES,
+    bus_now,
+    bus_of,
+    card,
+    macs,
+    memory_bytes,
+    processors,
+    uuid_of,
+    why_bus,
+)
 from synvirt.hypervisor.machine import Machine
 from synvirt.machines.concerns import REACHING
 from synvirt.model.job import Difference
@@ -47,7 +57,8 @@ def _size(machine: Machine, manifest: VmManifest) -> Iterator[Difference]:
         yield _difference("cores per socket", str(manifest.cores_per_socket), str(cores), why)
     memory = memory_bytes(machine)
     if memory != manifest.memory_bytes:
-        why = "target.memory_bytes asks for it" if machine.target.memory_bytes else "nothing boots with less"
+        least = "nothing boots with less" if memory == LEAST_MEMORY_BYTES else "a guest here has whole MiB"
+        why = "target.memory_bytes asks for it" if machine.target.memory_bytes else least
         yield _difference("memory", _mib(manifest.memory_bytes), _mib(memory), why)
 
 

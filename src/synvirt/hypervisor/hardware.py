@@ -184,7 +184,9 @@ def processors(machine: Machine) -> tuple[int, int]:
 
 
 def memory_bytes(machine: Machine) -> int:
-    return max(machine.target.memory_bytes or machine.manifest.memory_bytes, LEAST_MEMORY_BYTES)
+    """The memory in whole MiB, as QEMU takes no other: libvirt would round it up by itself, unseen."""
+    wanted = machine.target.memory_bytes or machine.manifest.memory_bytes
+    return max(-(-wanted // MIB) * MIB, LEAST_MEMORY_BYTES)
 
 
 def digest_of(job_id: UUID, *parts: str) -> str:
