@@ -195,6 +195,13 @@ def test_whatever_the_manifest_says_it_is_a_document_of_the_same_job(
     assert int(topology.get("sockets", 0)) * int(topology.get("cores", 0)) == int(root.findtext("vcpu", "0")) >= 1
 
 
+@pytest.mark.parametrize("name", ["till\r2", "till\r\n2", "till\n2", "till\r2\r"])
+def test_a_title_is_one_line_for_libvirt(name: str) -> None:
+    """Whoever reads XML takes a carriage return for the end of a line, which libvirt refuses there."""
+    manifest = OTHER.model_copy(update={"name": name})
+    assert ET.fromstring(build(fixed(manifest), volumes(manifest), HOST).xml).findtext("title") == "till 2"
+
+
 @given(TEXT)
 def test_a_safe_name_is_a_file_name_and_stays_what_it_is(wanted: str) -> None:
     name = safe_name(wanted, fallback="vm")

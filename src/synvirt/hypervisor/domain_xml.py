@@ -83,7 +83,7 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
     root = ET.Element("domain", type="kvm" if host.accelerator == "kvm" else "qemu")
     _text(root, "name", name)
     _text(root, "uuid", str(identity))
-    _text(root, "title", _NOT_XML.sub("", manifest.name).replace("\n", " ").strip() or name)
+    _text(root, "title", " ".join(_NOT_XML.sub("", manifest.name).splitlines()).strip() or name)
     mark = {"id": str(machine.id), "bus": str(bus), **({"unplugged": "yes"} if machine.rehearsed else {})}
     ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", mark)
     _text(root, "memory", str(memory_bytes(machine)), unit="b")
