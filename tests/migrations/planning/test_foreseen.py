@@ -139,6 +139,19 @@ def test_what_a_dry_run_says_is_what_then_runs(tmp_path: Path, fields: dict[str,
     house.close()
 
 
+@pytest.mark.parametrize(("conversion", "bus"), [("auto", "virtio"), ("never", "sata")])
+def test_a_dry_run_of_windows_says_the_machine_that_its_drivers_are_for(tmp_path: Path, conversion: str, bus: str) -> None:
+    house = House(tmp_path, workers=in_process)
+    house.platform.add_vm(VM, {"disk-0": b"boot" * KIB}, family="windows")
+    plan = live_plan(conversion=conversion)
+    found = dry_run(replace(house.rooms, check_source=lambda kind, source_id: None), plan)
+    ended = house.run(house.intake.submit(plan).id)
+    assert ended.domain is not None
+    assert f'bus="{bus}"' in ended.domain.xml
+    assert found.differences == ended.domain.differences
+    house.close()
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "message", "hint"),
     [

@@ -395,7 +395,9 @@ def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -
     try:
         wanted = Identity(safe_name(plan.target.name or "", fallback=""))
         if manifest is not None:
-            domain = rooms.hypervisor.domain_xml(Machine(uuid4(), manifest, plan.target, frozenset(plan.skip_disks)), [])
+            converts = rooms.converts(plan, manifest)
+            machine = Machine(uuid4(), manifest, plan.target, frozenset(plan.skip_disks), has_drivers=converts)
+            domain = rooms.hypervisor.domain_xml(machine, [])
             differences, wanted = domain.differences, identity_of(domain.xml)
         rooms.hypervisor.check_free(wanted)
     except (Conflict, DomainDefineFailed):
