@@ -257,6 +257,7 @@ def test_the_ladder_is_climbed(tmp_path: Path) -> None:
     found = stage.rehearse(job.id)
     assert found.state is RehearsalState.PASSED
     assert "disks on sata" in found.checks[0].detail
+    assert [one.clone for one in found.sameness if one.item == f"bus of disk {DISK}"] == ["sata"]
     stage.cancel(job.id)
     stage.close()
 

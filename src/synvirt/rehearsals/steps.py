@@ -9,6 +9,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -112,6 +113,7 @@ def booting(under_way: UnderWay) -> dict[str, object]:
                 _keep(under_way, hypervisor.screenshot(rehearsal.id))
                 raise
         else:
+            under_way.tried = tuple(tried)
             return {
                 "state": RehearsalState.CHECKING,
                 "boot_s": round(time.monotonic() - began, 1),
@@ -199,7 +201,9 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
     nothing."""
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
     machine = _machine(rehearsal, job.migration, ())
-    differences, machines = hypervisor.domain_xml(machine_of(job.migration), []).differences, hypervisor.machine_facts(machine)
+    # The job's own guest will have its drivers, and will boot from the bus that this one booted from.
+    own = replace(machine_of(job.migration), has_drivers=machine.has_drivers, attempts=under_way.tried)
+    differences, machines = hypervisor.domain_xml(own, []).differences, hypervisor.machine_facts(machine)
     source, clone = dict(rehearsal.read), hypervisor.guest_facts(rehearsal.id)
     if (facts := _source_facts(under_way, job, tries=SOURCE_TRIES if clone else 1)) and clone:
         source = {item: source[item] for item in source if are_read({item: source[item]})}  # both report their own

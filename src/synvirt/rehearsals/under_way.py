@@ -14,6 +14,7 @@ from synvirt.jobs.stop import Stop
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import HERE
 from synvirt.migrations.rooms import Rooms
+from synvirt.model.job import BootAttempt
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import CheckResult, Rehearsal
 from synvirt.proof.health import Checker
@@ -57,6 +58,8 @@ class UnderWay:
     networks: Networks | None = None
     # Reads facts of a guest from its disks, while they are not written: facts_of.
     look_inside: LookInside = facts_of
+    # The rungs of the ladder up to the one that the guest booted from.
+    tried: tuple[BootAttempt, ...] = ()
     # Since when a step waits for the others of its group, by the monotonic clock; and what was found before it waited.
     waits_since: float | None = None
     found: Mapping[str, object] | None = None
