@@ -68,6 +68,8 @@ class Host:
     tpm: bool = False
     # `uefi` or `uefi_secure` has the source's own variables.
     variables_kept: bool = False
+    # A pattern with {job}: the domain's copy of them. None: libvirt names it after the domain, and takes one that is there.
+    variables: str | None = None
 
 
 def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
@@ -87,7 +89,7 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
     mark = {"id": str(machine.id), "bus": str(bus), **({"unplugged": "yes"} if machine.rehearsed else {})}
     ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", mark)
     _text(root, "memory", str(memory_bytes(machine)), unit="b")
-    _firmware(root, manifest, BUSES[bus].chipset, host)
+    _firmware(root, machine, BUSES[bus].chipset, host)
     _processor(root, machine, host)
     _clock(root, manifest, host)
     for event, action in (("on_poweroff", "destroy"), ("on_reboot", "restart"), ("on_crash", "destroy")):
@@ -119,7 +121,8 @@ def safe_name(wanted: str, *, fallback: str) -> str:
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _firmware(root: ET.Element, manifest: VmManifest, chipset: Chipset, host: Host) -> None:
+def _firmware(root: ET.Element, machine: Machine, chipset: Chipset, host: Host) -> None:
+    manifest = machine.manifest
     os_element = ET.SubElement(root, "os")
     _text(os_element, "type", "hvm", arch="x86_64", machine=chipset)
     features = ET.SubElement(root, "features")
@@ -144,7 +147,8 @@ def _firmware(root: ET.Element, manifest: VmManifest, chipset: Chipset, host: Ho
     if secure:
         ET.SubElement(features, "smm", state="on")  # it protects the variables; libvirt demands it
     _text(os_element, "loader", firmware.code, **{"readonly": "yes", "type": "pflash", **secure})
-    ET.SubElement(os_element, "nvram", template=firmware.variables)
+    variables = ET.SubElement(os_element, "nvram", template=firmware.variables)
+    variables.text = None if host.variables is None else host.variables.format(job=machine.id)
 
 
 def _processor(root: ET.Element, machine: Machine, host: Host) -> None:

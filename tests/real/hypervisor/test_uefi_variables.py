@@ -1,16 +1,19 @@
 """UEFI variables of a XenServer VM and of a vSphere one in OVMF's hands: a guest that nothing but its own boot entry finds."""
 
 import gzip
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.kvm.connection import load
 from synvirt.live.vsphere import nvram as vsphere_nvram
 from synvirt.live.xen import nvram as xen_nvram
 from synvirt.migrations.landing import machine_of
@@ -108,3 +111,31 @@ def test_a_guest_boots_by_the_entry_that_it_had_before(
     assert host.wait_until_booted(UUID(domain.uuid), BOOT_TIMEOUT_S, never) == "console"
     host.undefine(UUID(domain.uuid), migration.id)
     host.forget_variables(migration.id)
+
+
+def test_variables_of_a_guest_that_is_gone_are_not_the_next_ones(host: LibvirtHost, tmp_path: Path) -> None:
+    """libvirt names the file after the domain, and takes one that is there: `virsh undefine --keep-nvram` leaves it, and a
+    guest that was renamed still has it."""
+    (image := tmp_path / "disk.raw").write_bytes(bytes(MIB))
+    disk = Disk(key="disk", label="disk", capacity_bytes=MIB)
+    manifest = VmManifest(vm_id="x", name="twice", firmware="uefi", memory_bytes=64 * MIB, disks=(disk,))
+    mark, found, left = b"another guest's!", list[bytes](), list[Path]()
+    for migration in (job(manifest), job(manifest)):
+        domain = host.domain_xml(machine_of(migration), [Volume("disk", str(image), "file")])
+        host.define(domain)
+        host.start(UUID(domain.uuid))
+        defined = host._find("lookupByUUIDString", domain.uuid)
+        assert defined is not None
+        variables = Path(ET.fromstring(defined.XMLDesc()).findtext("os/nvram", ""))
+        found.append(variables.read_bytes()[-len(mark) :])
+        defined.destroy()
+        with variables.open("r+b") as file:
+            file.seek(-len(mark), os.SEEK_END)
+            file.write(mark)
+        host.define(domain)
+        assert variables.read_bytes().endswith(mark), "its own stay"
+        defined.undefineFlags(load().VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+        left.append(variables)
+    for one in left:
+        one.unlink(missing_ok=True)
+    assert mark not in found
