@@ -74,6 +74,12 @@ def test_all_that_makes_hardware_is_read() -> None:
     assert vm.cbt_available
 
 
+def test_a_disk_of_uefi_variables_makes_no_secure_boot_of_a_bios() -> None:
+    """It stays in the configuration when the firmware is changed back."""
+    vm = read({**FULL, "bios": "seabios"})
+    assert (vm.firmware, vm.secure_boot) == ("bios", False)
+
+
 def test_an_io_thread_needs_a_newer_qemu() -> None:
     """QEMU 7.2.22 ended with «nbd_blockdev_client_closed: Assertion» where such a disk was read."""
     vm = read(FULL, {**RUNS, "running-qemu": "8.1.5"})

@@ -45,7 +45,8 @@ def manifest(seen: Seen) -> VmManifest:
     of_all = untracked_vm(seen)
     drives = list(settings.drives(config))
     reasons = [*of_all, *(reason for drive in drives if (reason := untracked(drive, seen)) is not None)]
-    efi = settings.volume_of(config, "efidisk0")
+    uefi = config.get("bios") == "ovmf"
+    efi = settings.volume_of(config, "efidisk0") if uefi else None  # it stays there when the firmware is changed back
     cores = max(settings.number(config.get("cores"), 1), 1)
     snapshots = tuple(_snapshots(seen))
     sockets = max(settings.number(config.get("sockets", config.get("smp")), 1), 1)
@@ -55,7 +56,7 @@ def manifest(seen: Seen) -> VmManifest:
         uuid=_uuid(config),
         host=str(seen.row.get("node", "")),
         power_state=seen.power_state,
-        firmware="uefi" if config.get("bios") == "ovmf" else "bios",
+        firmware="uefi" if uefi else "bios",
         secure_boot=efi is not None and efi.is_on("pre-enrolled-keys"),
         tpm="tpmstate0" in config,
         cpu_count=settings.number(config.get("vcpus"), 0) or cores * sockets,

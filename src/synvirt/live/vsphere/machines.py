@@ -125,7 +125,7 @@ def manifest(
     VM's host. `networks`: see `network_names`. `may_export`: whether our user may request an export lease. `space`: each
     datastore's free bytes and its capacity, by its name. `now`: None, where the age of snapshots is not wanted."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
-    boot = found.get("config.bootOptions")
+    boot, uefi = found.get("config.bootOptions"), found.get("config.firmware") == "efi"
     disks = _disks(found, devices, boot, ways)
     snapshots = _snapshots(found.get("snapshot.rootSnapshotList") or ())
     reason = cbt_reason(found) or "; ".join(disk.cbt_reason for disk in disks if disk.cbt_reason) or None
@@ -135,8 +135,8 @@ def manifest(
         uuid=found.get("config.uuid"),
         host=host,
         power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
-        firmware="uefi" if found.get("config.firmware") == "efi" else "bios",
-        secure_boot=bool(getattr(boot, "efiSecureBootEnabled", False)),
+        firmware="uefi" if uefi else "bios",
+        secure_boot=uefi and bool(getattr(boot, "efiSecureBootEnabled", False)),
         tpm=any(type_name(device) == "VirtualTPM" for device in devices),
         cpu_count=int(found.get("config.hardware.numCPU") or 1),
         cores_per_socket=int(found.get("config.hardware.numCoresPerSocket") or 1),

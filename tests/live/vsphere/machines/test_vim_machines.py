@@ -67,6 +67,12 @@ def test_a_machine_of_many_parts() -> None:
     assert critical(one) == []
 
 
+def test_an_option_for_uefi_makes_no_secure_boot_of_a_bios() -> None:
+    """It stays when the firmware is changed back."""
+    one = described(a_disk(2000), config__firmware="bios", config__bootOptions=vim.vm.BootOptions(efiSecureBootEnabled=True))
+    assert (one.firmware, one.secure_boot) == ("bios", False)
+
+
 @pytest.mark.parametrize(
     ("backing", "reason", "concern"),
     [
