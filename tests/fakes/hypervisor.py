@@ -106,6 +106,9 @@ class FakeHypervisor:
     def firmware(self, job_id: UUID, *, secure: bool) -> tuple[str, str] | None:
         return "/fw/own/CODE.fd", str(self.variables_file(job_id)) if job_id in self.variables else "/fw/own/VARS.fd"
 
+    def own_variables(self, job_id: UUID) -> str | None:
+        return None
+
     def variables_file(self, job_id: UUID) -> Path:
         return Path(f"/var/lib/synvirt/libvirt/variables/{job_id}.fd")
 

@@ -68,7 +68,7 @@ class Host:
     tpm: bool = False
     # `uefi` or `uefi_secure` has the source's own variables.
     variables_kept: bool = False
-    # A pattern with {job}: the domain's copy of them. None: libvirt names it after the domain, and takes one that is there.
+    # The domain's copy of them. None: libvirt names it after the domain, and takes one that is there.
     variables: str | None = None
 
 
@@ -148,7 +148,7 @@ def _firmware(root: ET.Element, machine: Machine, chipset: Chipset, host: Host) 
         ET.SubElement(features, "smm", state="on")  # it protects the variables; libvirt demands it
     _text(os_element, "loader", firmware.code, **{"readonly": "yes", "type": "pflash", **secure})
     variables = ET.SubElement(os_element, "nvram", template=firmware.variables)
-    variables.text = None if host.variables is None else host.variables.format(job=machine.id)
+    variables.text = host.variables
 
 
 def _processor(root: ET.Element, machine: Machine, host: Host) -> None:

@@ -113,7 +113,7 @@ class LibvirtHost:
             uefi=self._uefi(machine.id, _UEFI),
             uefi_secure=self._uefi(machine.id, _UEFI_SECURE),
             variables_kept=self.variables_file(machine.id).exists(),
-            variables=self._variables(),
+            variables=self.own_variables(machine.id),
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
         )
         return build(machine, volumes, host)
@@ -171,11 +171,11 @@ class LibvirtHost:
         fitting = tuple(build for build in builds if _is_installed(build) and Path(build.variables).stat().st_size == size)
         return Firmware(fitting[0].code, str(self.variables_file(job_id))) if fitting else _installed(builds)
 
-    def _variables(self) -> str | None:
-        """Where libvirt keeps its domains' own (src/qemu/qemu_conf.c: nvramDir)."""
+    def own_variables(self, job_id: UUID) -> str | None:
         root = short_root(self._connection.uri)
+        # Where libvirt itself puts them (src/qemu/qemu_conf.c: nvramDir).
         folder = "/var/lib/libvirt/qemu/nvram" if self._system else None if root is None else f"{root}/lib/qemu/nvram"
-        return None if folder is None else f"{folder}/{{job}}_VARS.fd"
+        return None if folder is None else f"{folder}/{job_id}_VARS.fd"
 
     def firmware(self, job_id: UUID, *, secure: bool) -> tuple[str, str] | None:
         found = self._uefi(job_id, _UEFI_SECURE if secure else _UEFI)

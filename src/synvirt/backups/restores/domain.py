@@ -292,8 +292,8 @@ def wants_secure_boot(domain: Rewritten) -> bool:
     return found is not None and found.get("secure") == "yes"
 
 
-def with_firmware(domain: Rewritten, code: str, template: str) -> None:
-    """Sets this host's firmware; its UEFI variables are copied from `template` at the first start."""
+def with_firmware(domain: Rewritten, code: str, template: str, own: str | None = None) -> None:
+    """Sets this host's firmware; its UEFI variables are copied from `template` to `own` at the first start."""
     system, loader = domain.root.find("os"), domain.root.find("os/loader")
     if system is None or loader is None:
         return
@@ -307,7 +307,7 @@ def with_firmware(domain: Rewritten, code: str, template: str) -> None:
     nvram = system.find("nvram")
     if nvram is None:
         nvram = ET.SubElement(system, "nvram")
-    nvram.text = None
+    nvram.text = own
     nvram.attrib.clear()
     nvram.set("template", template)
 

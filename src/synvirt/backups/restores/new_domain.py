@@ -232,7 +232,7 @@ def put_firmware(restore_host: RestoreHost, run_id: UUID, domain: Rewritten) -> 
     if firmware is None:
         raise HostLacks(f"this host lacks the guest's firmware {named or 'OVMF'}", hint="apt-get install ovmf")
     code, variables = firmware
-    restoring_domain.with_firmware(domain, code, variables)
+    restoring_domain.with_firmware(domain, code, variables, restore_host.hypervisor.own_variables(run_id))
     if named and named != Path(code).name:
         domain.differences.append(f"its firmware is this host's own {Path(code).name}, not {named}")
 
