@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class WmiApi:
-    """The LiveAdapter of Hyper-V. A VM's id is its GUID; a change id is the name of the snapshot that it was made with."""
+    """The LiveAdapter of Hyper-V. A VM's id is its GUID; a change id: see `tracking._reference`."""
 
     kind = LiveKind.WMI_API
 
@@ -127,6 +127,8 @@ class WmiApi:
 
     def _opened(self, host: Host, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         state, drive = tracking.drive_in(host, vm_id, snapshot, disk.key)
+        if since is not None:
+            since = tracking.snapshot_of(vm_id, drive, since)
         exports = ways.exports_of(host, state["drives"])
         # A VM that is off has no snapshot, if it was decided then to read its files in place.
         if exports is not None and snapshot.id != tracking.OFF:

@@ -134,12 +134,19 @@ def _found(state: State, name: str, entry: Entry | None) -> str | None:
 
 
 def _reference(state: State, name: str, snapshot_id: str) -> SnapshotRef:
-    """A change id is the snapshot's name: what Hyper-V has for it is known once it was converted."""
+    """A change id is the snapshot's name, and the disk's identifier: what Hyper-V has for it is known once it was converted."""
     drives = _drives_of(state, snapshot_id)
     if machines.untracked(state) is not None:
         return SnapshotRef(id=snapshot_id)
-    tracked = [machines.key_of(drive) for drive in drives if machines.untracked_disk(drive) is None]
-    return SnapshotRef(id=snapshot_id, change_ids=dict.fromkeys(tracked, name))
+    tracked = [drive for drive in drives if machines.untracked_disk(drive) is None]
+    return SnapshotRef(
+        id=snapshot_id, change_ids={machines.key_of(drive): f"{name} {_identifier(drive)}".strip() for drive in tracked}
+    )
+
+
+def _identifier(drive: Mapping[str, Any]) -> str:
+    """The disk's own, which it keeps in another place, too; empty, where none is known."""
+    return str(drive["chain"][0].get("id") or "").strip("{}").lower()
 
 
 def _converted(host: Runs, vm_id: str, name: str) -> None:
@@ -191,6 +198,18 @@ def _drives_of(state: State, snapshot_id: str) -> Sequence[Mapping[str, Any]]:
             drives: Sequence[Mapping[str, Any]] = one["drives"]
             return drives
     raise SnapshotFailed(f"recovery snapshot {snapshot_id} no longer exists", hint="someone removed it: it is taken again")
+
+
+def snapshot_of(vm_id: str, drive: Mapping[str, Any], since: str) -> str:
+    """The name of the snapshot in a change id. CbtReset: another disk was in this place then."""
+    name, _, before = since.partition(" ")
+    now = _identifier(drive)
+    if before and now and before != now:
+        raise CbtReset(
+            f"disk {machines.key_of(drive)} of {vm_id}: another had its place when {name} was made, {before} instead of {now}",
+            hint="the whole disk is compared once",
+        )
+    return name
 
 
 def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> tuple[tuple[int, int], ...]:
@@ -253,7 +272,7 @@ def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str)
     point = point_of(vm_id, state, key, since)
     disks = [str(one or "") for one in point["disks"] or ()]
     trackings = [str(one or "") for one in point["trackings"] or ()]
-    identifier = str(drive["chain"][0].get("id") or "").strip("{}").lower()
+    identifier = _identifier(drive)
     places = [number for number, one in enumerate(disks) if identifier and identifier in one.lower()]
     if not places and len(trackings) == 1 and sum(machines.untracked_disk(one) is None for one in state["drives"]) == 1:
         places = [0]
