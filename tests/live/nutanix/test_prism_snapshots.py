@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable
 from synvirt.live import SnapshotRef
 from synvirt.live.nutanix import power, snapshots
+from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.form import Options
+from synvirt.live.nutanix.prism import Prism
 from synvirt.live.nutanix.snapshots import Snapshots
 from synvirt.model.machine import Disk
 
@@ -109,6 +111,42 @@ def test_a_snapshot_that_is_gone_is_not_read(cluster: Cluster, monkeypatch: pyte
     gone = SnapshotRef(id="snapshot:9", change_ids={"scsi.0": "9 /container/.snapshot/9/own"})
     with pytest.raises(SnapshotFailed, match="snapshot 9 is not there"):
         by_nfs(cluster).open(vm(), gone, disk, None)
+
+
+@pytest.mark.parametrize("goes", [0, 498, 499])
+@pytest.mark.parametrize("what", ["snapshots", "images", "vms"])
+def test_a_list_that_changes_while_it_is_read_lacks_nothing(what: str, goes: int) -> None:
+    """Another job removes one between two pages: all later ones move up, and a cleanup would not see ours."""
+    there = [{"metadata": {"uuid": str(number)}, "status": {"name": f"synvirt-{number}"}} for number in range(1002)]
+    asked: list[int] = []
+
+    def ask(_method: str, _path: str, *, json: dict[str, Any], **_: Any) -> Any:
+        asked.append(json["offset"])
+        if len(asked) == 2:
+            del there[goes]
+        page, total = there[json["offset"] : json["offset"] + json["length"]], len(there)
+        return SimpleNamespace(json=lambda: {"entities": page, "metadata": {"total_matches": total}})
+
+    cluster = Element(cast(Prism, SimpleNamespace(host="prism", ask=ask)))
+    lists: dict[str, Callable[[], list[str]]] = {
+        "snapshots": lambda: [one["metadata"]["uuid"] for one in cluster.snapshots()],
+        "images": lambda: [id_ for id_, _, _ in cluster.images("synvirt-")],
+        "vms": lambda: [one["metadata"]["uuid"] for one in cluster.vms()],
+    }
+    found = lists[what]()
+    assert found == [one["metadata"]["uuid"] for one in there]
+
+
+def test_a_list_that_never_holds_still_lacks_nothing_either() -> None:
+    there = [{"metadata": {"uuid": str(number)}} for number in range(1002)]
+
+    def ask(_method: str, _path: str, *, json: dict[str, Any], **_: Any) -> Any:
+        page = there[json["offset"] : json["offset"] + json["length"]]
+        del there[0]
+        return SimpleNamespace(json=lambda: {"entities": page})
+
+    found = {one["metadata"]["uuid"] for one in Element(cast(Prism, SimpleNamespace(host="prism", ask=ask))).snapshots()}
+    assert found >= {one["metadata"]["uuid"] for one in there}
 
 
 @pytest.mark.parametrize(

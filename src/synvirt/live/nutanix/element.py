@@ -5,9 +5,11 @@ partners and three public programs call them), images. v2 (`/api/nutanix/v2.0`):
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
+
+import structlog
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live.nutanix.prism import Absent, Broken, Outdated, Prism, Refused, dig, listed, number, quoted, text
@@ -18,8 +20,12 @@ V3: Final = "/api/nutanix/v3"
 V2: Final = "/api/nutanix/v2.0"
 # v3's lists have at most 500 entries per answer.
 PAGE: Final = 500
+# How often a list is read that changes meanwhile.
+LIST_TRIES: Final = 5
 SNAPSHOT_TIMEOUT_S: Final = 1800.0
 IMAGE_TIMEOUT_S: Final = 6 * 3600.0
+
+log = structlog.get_logger(__name__)
 
 
 def pauses(timeout_s: float) -> Iterator[float]:
@@ -29,6 +35,10 @@ def pauses(timeout_s: float) -> Iterator[float]:
         yield pause_s
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, 5.0)
+
+
+def _uuid(entity: dict[str, Any]) -> str:
+    return text(entity, "metadata", "uuid")
 
 
 class Element:
@@ -58,12 +68,47 @@ class Element:
 
     def vms(self) -> list[dict[str, Any]]:
         """All VMs as v3 describes them, fetched by four requests at a time."""
-        first = self._page("vms", "vm", 0)
-        total = number(dig(first, "metadata", "total_matches"))
-        check_count(self.host, f"POST {V3}/vms/list", total)
-        with ThreadPoolExecutor(4) as pool:
-            more = pool.map(lambda at: self._page("vms", "vm", at), range(PAGE, total, PAGE))
-            return listed(first.get("entities")) + [one for page in more for one in listed(page.get("entities"))]
+
+        def pages() -> Iterator[list[dict[str, Any]]]:
+            first = self._page("vms", "vm", 0)
+            yield listed(first.get("entities"))
+            total = number(dig(first, "metadata", "total_matches"))
+            check_count(self.host, f"POST {V3}/vms/list", total)
+            with ThreadPoolExecutor(4) as pool:
+                for more in pool.map(lambda at: self._page("vms", "vm", at), range(PAGE - 1, total, PAGE - 1)):
+                    yield listed(more.get("entities"))
+
+        return self._joined("vms", pages)
+
+    def _all(self, what: str, kind: str) -> list[dict[str, Any]]:
+        """All entries of a list that does not say how many they are."""
+
+        def pages() -> Iterator[list[dict[str, Any]]]:
+            for number_ in range(QUESTIONS_MAX):
+                check_count(self.host, f"POST {V3}/{what}/list", number_ * (PAGE - 1))
+                page = listed(self._page(what, kind, number_ * (PAGE - 1)).get("entities"))
+                yield page
+                if len(page) < PAGE:
+                    return
+
+        return self._joined(what, pages)
+
+    def _joined(self, what: str, pages: Callable[[], Iterator[list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+        """All entries of a list. Each of its `pages` begins with the last entry of the one before: if it is another one, some
+        came or went meanwhile, and one may be on no page. Then all are read again. Of a list that never holds still, all that
+        was ever seen counts: what is gone by now does no harm."""
+        seen: dict[str, dict[str, Any]] = {}
+        for _ in range(LIST_TRIES):
+            found: list[dict[str, Any]] = []
+            still = True
+            for page in pages():
+                still &= not found or _uuid(page[0] if page else {}) == _uuid(found[-1])
+                found += page[1:] if found and still else page
+            if still:
+                return found
+            seen |= {_uuid(one): one for one in found}
+        log.warning("a list changes while it is read", host=self.host, what=what, tries=LIST_TRIES)
+        return list(seen.values())
 
     def _page(self, what: str, kind: str, offset: int) -> dict[str, Any]:
         wanted = {"kind": kind, "offset": offset, "length": PAGE}
@@ -117,16 +162,7 @@ class Element:
 
     def snapshots(self) -> list[dict[str, Any]]:
         """All vm_snapshots of the cluster, as v3 describes them."""
-        found: list[dict[str, Any]] = []
-        for _ in range(QUESTIONS_MAX):
-            wanted = {"kind": "vm_snapshot", "offset": len(found), "length": PAGE}
-            answer = self.prism.ask("POST", f"{V3}/vm_snapshots/list", what="list snapshots", json=wanted).json()
-            page = listed(dig(answer, "entities"))
-            found += page
-            check_count(self.prism.host, f"POST {V3}/vm_snapshots/list", len(found))
-            if len(page) < PAGE:
-                break
-        return found
+        return self._all("vm_snapshots", "vm_snapshot")
 
     def take(self, vm_id: str, name: str, expires_ms: int, *, quiesce: bool) -> str:
         """Takes a snapshot; its id. SnapshotFailed."""
@@ -210,22 +246,11 @@ class Element:
 
     def images(self, name: str) -> list[tuple[str, str, int]]:
         """The images whose names begin with `name`: id, name, size in bytes."""
-        found: list[tuple[str, str, int]] = []
-        for page in range(QUESTIONS_MAX):
-            check_count(self.prism.host, f"POST {V3}/images/list", page * PAGE)
-            entities = listed(self._page("images", "image", page * PAGE).get("entities"))
-            found += [
-                (
-                    text(one, "metadata", "uuid"),
-                    text(one, "status", "name"),
-                    number(dig(one, "status", "resources", "size_bytes")),
-                )
-                for one in entities
-                if text(one, "status", "name").startswith(name)
-            ]
-            if len(entities) < PAGE:
-                break
-        return found
+        return [
+            (_uuid(one), text(one, "status", "name"), number(dig(one, "status", "resources", "size_bytes")))
+            for one in self._all("images", "image")
+            if text(one, "status", "name").startswith(name)
+        ]
 
     def make_image(self, name: str, vm_id: str, disk_id: str) -> None:
         """Makes an image of a disk. SnapshotFailed."""
