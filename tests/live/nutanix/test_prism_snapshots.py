@@ -103,6 +103,20 @@ def test_the_allow_list_is_as_it_was_after_the_last_snapshot_only(cluster: Clust
     assert cluster.restored == ["restored"]
 
 
+def test_a_job_that_begins_during_anothers_last_cleanup_stays_let_in(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds its place on the allow-list, and would lose it in the middle of its pass."""
+    cluster.there["1"] = (FIRST, VM)
+    remove = cluster.remove
+
+    def slowly(id_: str) -> None:
+        cluster.there["2"] = (SECOND, OTHER)
+        remove(id_)
+
+    monkeypatch.setattr(cluster, "remove", slowly)
+    by_nfs(cluster).cleanup(VM, FIRST)
+    assert cluster.restored == []
+
+
 def test_a_snapshot_that_is_gone_is_not_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file may be there for a while, and vanish during the pass."""
     monkeypatch.setattr(snapshots, "knock", lambda spec: None)

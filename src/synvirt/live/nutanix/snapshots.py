@@ -6,7 +6,7 @@ two such paths, so a snapshot stays until a later one is read.
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -151,8 +151,12 @@ class Snapshots:
         for one in of_vms:
             if text(one, "status", "name") == name and text(one, "status", "resources", "entity_uuid") == vm_id:
                 self._element.remove(text(one, "metadata", "uuid"))
-        left = [
-            one for one in of_vms if text(one, "status", "name").startswith("synvirt-") and text(one, "status", "name") != name
-        ]
-        if not left:
+        # And as it is now: another job may have begun since, and found this host on the list.
+        if not _others(of_vms, name) and not _others(self._element.snapshots(), name):
             self._allow_list.restore()
+
+
+def _others(of_vms: Iterable[Mapping[str, Any]], name: str) -> bool:
+    """Whether there is a snapshot of ours beside those of that name."""
+    names = (text(one, "status", "name") for one in of_vms)
+    return any(one.startswith("synvirt-") and one != name for one in names)
