@@ -462,33 +462,3 @@ def test_a_share_that_knows_another_password_is_named(hyperv: FakeHost, vm: Fake
 
     with pytest.raises(AuthFailed, match="disks"):
         in_session(lambda: WmiApi(wrong), use)
-
-
-# ── clusters ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_vm_is_found_on_the_node_that_has_it_and_after_a_fail_over(hyperv: FakeHost, vm: FakeVm) -> None:
-    model = hyperv.hyperv
-    certificate = (str(hyperv.certificate.certificate), str(hyperv.certificate.key))
-    second, third = (Wsman(model.answers(node), hyperv.wsman.user, hyperv.wsman.password) for node in ("NODE1", "NODE2"))
-    model.nodes = {"NODE1": True, "NODE2": True, "NODE3": False}
-    vm.node = "NODE1"
-    try:
-        with served(second, certificate) as one, served(third, certificate) as two:
-            options = {"nodes": f"node1=127.0.0.1:{one};NODE2=127.0.0.1:{two}"}
-
-            async def use(adapter: WmiApi) -> tuple[Any, str, str]:
-                rows = await adapter.list_vms()
-                first = (await adapter.inspect(vm.id)).host
-                vm.node = "NODE2"
-                moved = (await adapter.inspect(vm.id)).host
-                vm.node = "NODE1"
-                third.faults["hang_up"] = 2  # the node goes down under us
-                return rows, first, moved + (await adapter.inspect(vm.id)).host
-
-            rows, first, moved = ask(hyperv, use, **options)
-            assert [(row.vm_id, row.folder) for row in rows if row.vm_id == vm.id] == [(vm.id, "NODE1")]
-            assert (first, moved) == ("NODE1", "NODE2NODE1")
-            assert second.shells == {}
-    finally:
-        model.nodes, vm.node = {}, ""

@@ -1,12 +1,12 @@
 """A Hyper-V host, or the nodes of a cluster: finds the one that has a VM. Blocking code.
 
 Each node needs its own login: a session cannot pass our login on to another host (the second hop). A VM that has moved to
-another node, or whose node is down, is looked for again.
+another node, or whose node is down, is looked for again. It is gone only if all nodes say so.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 NODES_MAX: Final = 64
+# How often a VM is looked for that moves meanwhile: while nodes are asked one after the other, it may be on none of them.
+LOOKS: Final = 3
 
 
 class Host:
@@ -115,12 +117,13 @@ class Hosts:
 
     # ── which host has a VM ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def all(self) -> list[Host]:
-        """The host; or the nodes of a cluster that are up."""
+    def all(self) -> tuple[list[Host], list[str]]:
+        """The host; or the nodes of a cluster that are up, and the names of the others."""
         nodes = self.first.run("about")
-        up = [str(one["name"]) for one in nodes["nodes"] or () if one["up"]][:NODES_MAX]
+        known = {str(one["name"]): bool(one["up"]) for one in nodes["nodes"] or ()}
+        up = [name for name, is_up in known.items() if is_up][:NODES_MAX]
         if not up:
-            return [self.first]
+            return [self.first], []
         with self._lock:
             if self._closed:
                 raise SourceUnreachable(f"the session with {self.first.session.address.name} is closed")
@@ -128,7 +131,7 @@ class Hosts:
                 if name not in self._nodes:
                     address, port = self._address_of(name, str(nodes["domain"] or "") if nodes["in_domain"] else "")
                     self._nodes[name] = self._host(address, port, name)
-            return [self._nodes[name] for name in up]
+            return [self._nodes[name] for name in up], [name for name, is_up in known.items() if not is_up]
 
     def _address_of(self, name: str, domain: str) -> tuple[str, int]:
         given = next((value for key, value in self._addresses.items() if key.lower() == name.lower()), None)
@@ -139,7 +142,8 @@ class Hosts:
 
     def list_vms(self) -> list[VmRow]:
         """The VMs of all nodes, one answer each; if a node does not answer, the others' are still shown."""
-        hosts, found, failure = self.all(), list[VmRow](), None
+        hosts, _ = self.all()
+        found, failure = list[VmRow](), None
         answered = 0
         for host in hosts:
             try:
@@ -158,32 +162,38 @@ class Hosts:
         return found
 
     def at(self, vm_id: str, use: Callable[[Host], T]) -> T:
-        """Calls `use` with the host that has the VM; looks for it once more, if it has moved. VmNotFound."""
+        """Calls `use` with the host that has the VM; again with another one, if it has moved meanwhile. VmNotFound."""
         if not _is_guid(vm_id):
             raise VmNotFound(f"{vm_id[:100]!r} is not the id of a Hyper-V VM")
-        known = self._at.get(vm_id.lower())
-        try:
-            if known is not None:
-                with contextlib.suppress(VmNotFound, _Moved):
-                    return self._used(known, use)
-            return use(self._found(vm_id))
-        except VmNotFound:
-            self._at.pop(vm_id.lower(), None)
-            raise
-
-    def _used(self, host: Host, use: Callable[[Host], T]) -> T:
-        try:
-            return use(host)
-        except SourceUnreachable as error:
-            if not host.node:
-                raise
-            raise _Moved from error
+        for left in reversed(range(LOOKS)):
+            known = self._at.get(vm_id.lower())
+            host = known or self._found(vm_id)
+            try:
+                return use(host)
+            except (VmNotFound, SourceUnreachable) as error:
+                self._at.pop(vm_id.lower(), None)
+                # One that was found long ago and does not answer now: its VMs may be on another one.
+                elsewhere = isinstance(error, VmNotFound) or known is not None
+                if not host.node or not elsewhere or not left:
+                    raise
+        raise AssertionError("the last look returns or raises")
 
     def _found(self, vm_id: str) -> Host:
-        hosts, failure = self.all(), None
-        if len(hosts) == 1:
-            self._at[vm_id.lower()] = hosts[0]
-            return hosts[0]
+        for _ in range(LOOKS):
+            hosts, down = self.all()
+            host = hosts[0] if not hosts[0].node else self._on_node(hosts, vm_id)
+            if host is not None:
+                self._at[vm_id.lower()] = host
+                return host
+        if down:
+            raise SourceUnreachable(
+                f"none of the cluster's nodes that are up has the VM {vm_id}; {', '.join(down)} is not",
+                hint="its VMs come up on another node, or when it is up again",
+            )
+        raise VmNotFound(f"none of the cluster's {len(hosts)} nodes has the VM {vm_id}")
+
+    def _on_node(self, hosts: Sequence[Host], vm_id: str) -> Host | None:
+        failure: SynvirtError | None = None
         for host in hosts:
             try:
                 present = {str(one["id"]).lower() for one in host.run("list")["vms"] or []}
@@ -191,15 +201,10 @@ class Hosts:
                 failure = error
                 continue
             if vm_id.lower() in present:
-                self._at[vm_id.lower()] = host
                 return host
         if failure is not None:  # the VM may be there
             raise failure
-        raise VmNotFound(f"none of the cluster's {len(hosts)} nodes has the VM {vm_id}")
-
-
-class _Moved(Exception):
-    """The node does not answer: its VMs may be on another by now."""
+        return None
 
 
 def _is_guid(text: str) -> bool:

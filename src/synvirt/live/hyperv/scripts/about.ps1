@@ -9,7 +9,7 @@ $principal = New-Object -TypeName System.Security.Principal.WindowsPrincipal -Ar
 $nodes = @()
 if (Get-Command -Name Get-ClusterNode -ErrorAction SilentlyContinue) {
     try {
-        $nodes = @(Get-ClusterNode | ForEach-Object -Process { @{ name = $_.Name; up = ([string]$_.State -eq 'Up') } })
+        $nodes = @(Get-ClusterNode | ForEach-Object -Process { @{ name = $_.Name; up = ('Up', 'Paused' -contains [string]$_.State) } })
     }
     catch {
         $nodes = @()
