@@ -86,6 +86,16 @@ def test_a_vm_that_moves_while_it_is_looked_for_is_not_gone(cluster: Cluster, sc
     assert cluster.ask(lambda adapter: adapter.inspect(cluster.vm.id)).host == after
 
 
+def test_a_vm_that_moves_while_the_nodes_are_listed_is_one_vm(cluster: Cluster) -> None:
+    def asked(node: str, name: str) -> None:
+        if (node, name) == ("NODE1", "list"):
+            cluster.vm.node = "NODE2"
+
+    cluster.asked = asked
+    rows = cluster.ask(lambda adapter: adapter.list_vms())
+    assert [row.host for row in rows if row.vm_id == cluster.vm.id] == ["NODE2"]
+
+
 def test_a_vm_whose_node_is_down_is_away_and_not_gone(cluster: Cluster) -> None:
     """It comes up on another one, with what we have made of it: a cleanup must not take that for removed."""
     vm, name = cluster.vm, "synvirt-x-1"

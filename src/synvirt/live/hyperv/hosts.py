@@ -141,9 +141,10 @@ class Hosts:
         return (host, int(port)) if colon and port.isdigit() and "]" not in port else (given, self._port)
 
     def list_vms(self) -> list[VmRow]:
-        """The VMs of all nodes, one answer each; if a node does not answer, the others' are still shown."""
+        """The VMs of all nodes, one answer each; if a node does not answer, the others' are still shown. One that moves then
+        may be in two answers: it is where the later one has it."""
         hosts, _ = self.all()
-        found, failure = list[VmRow](), None
+        found, failure = dict[str, VmRow](), None
         answered = 0
         for host in hosts:
             try:
@@ -156,10 +157,10 @@ class Hosts:
             for one in rows:
                 row = machines.row(one, host.node)
                 self._at[row.vm_id] = host
-                found.append(row)
+                found[row.vm_id] = row
         if failure is not None and not answered:
             raise failure
-        return found
+        return list(found.values())
 
     def at(self, vm_id: str, use: Callable[[Host], T]) -> T:
         """Calls `use` with the host that has the VM; again with another one, if it has moved meanwhile. VmNotFound."""
