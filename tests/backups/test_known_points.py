@@ -4,13 +4,17 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups.model import RestorePoint
+from synvirt.backups.model import BootTest, RestorePoint
+from synvirt.backups.points import Points
+from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.errors import BackupNotFound
+from synvirt.model.values import now
 from synvirt.store.documents import readable
 from tests.backups.house import House, disk_content
 
@@ -58,4 +62,34 @@ def test_changes_of_a_point_at_the_same_time_lose_nothing_and_bring_back_none(tm
     with pytest.raises(BackupNotFound):
         points.change(point_id, state="ok")
     assert points.all() == []
+    house.close()
+
+
+def test_the_result_of_a_boot_test_takes_back_nothing_that_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verification finds damage, and somebody protects the point, just when the test ends."""
+    house = House(tmp_path)
+    house.image("web", disk_content())
+    (point_id,) = house.run(house.job("web")).restore_point_ids
+    points, known = house.backups.points, Points.get
+    point, others = points.get(point_id), [{"state": "damaged", "protected": True}]
+
+    def overtaken(self: Points, id_: UUID) -> RestorePoint:
+        found = known(self, id_)
+        while others:
+            self.change(id_, **others.pop())
+        return found
+
+    monkeypatch.setattr(Points, "get", overtaken)
+    result = BootTest(at=now(), result="booted", seconds=1)
+    ledger: Any = SimpleNamespace(sweep=lambda run_id, away_s: True)
+    memory: Any = SimpleNamespace(mark=lambda run_id, model: result)
+    under_way: Any = SimpleNamespace(run=SimpleNamespace(id=uuid4()))
+    nothing: Any = None
+    BootTesting(nothing, points, nothing, nothing, ledger=ledger, memory=memory).test(under_way, point)
+    points.get(point_id)  # where it was not read before, they write now
+    found = known(points, point_id)
+    assert (found.state, found.protected) == ("damaged", True)
+    assert found.boot_test is not None
     house.close()

@@ -75,7 +75,7 @@ class BootTesting:
         if not self._ledger.sweep(run_id, away_s=SWEEP_AWAY_S):
             raise Interrupted("what the test had made before the service ended cannot be removed", hint="see the service's log")
         found = self._memory.mark(run_id, BootTest) or self._found(under_way, point)
-        self._points.put(self._points.get(point.id).model_copy(update={"boot_test": found}))
+        self._points.change(point.id, boot_test=found)
         if found.result == "failed":
             raise BootTestFailed(f"{point.vm_name} {found.trouble}", hint="its screenshot may say more; verify the point, too")
 
