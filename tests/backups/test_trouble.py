@@ -207,6 +207,25 @@ def test_a_point_whose_registration_a_kill_cut_off_is_found_again(house: House) 
         again.close()
 
 
+def test_a_point_whose_repository_went_away_before_it_said_so_is_found(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run has failed: nobody else would look for it, show it, or remove it one day."""
+    commit, away = Session.commit, RepositoryUnreachable("the peer does not answer for points/…")
+
+    def unanswered(session: Session, *given: Any) -> None:
+        commit(session, *given)
+        raise away
+
+    job = house.job("web")
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "commit", unanswered)
+        run = house.run(job)
+    assert (run.status, run.error and run.error.code) == ("failed", RepositoryUnreachable.code)
+    house.backups.look()
+    assert [(point.job_id, point.run_id) for point in house.backups.points.all()] == [(job.id, run.id)]
+    assert house.run(job).status == "completed"
+    _check_whole(house, 2)
+
+
 def test_a_guest_that_fails_keeps_none_of_the_others_from_it(house: House) -> None:
     for name in ("gone", "nowhere", "db"):
         house.image(name, content()[:5000])

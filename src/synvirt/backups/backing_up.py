@@ -53,7 +53,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 class BackingUp:
     """`collect`: removes what no point in a repository needs any more. `journals`: a folder where interrupted runs record what
-    they have stored; None: each starts over. `adopt` registers points that a run has made and that are not registered yet."""
+    they have stored; None: each starts over. `adopt` registers points that a run has made and that are not registered yet.
+    `unsure`: is told a run that may have left such a point."""
 
     def __init__(
         self,
@@ -66,8 +67,10 @@ class BackingUp:
         collect: Callable[[UnderWay, UUID, int | None], None],
         journals: Path | None = None,
         adopt: Callable[[BackupRepository, BackupRun], None] = lambda known, run: None,
+        unsure: Callable[[BackupRun], None] = lambda run: None,
         limits: Limits | None = None,
     ) -> None:
+        self._unsure = unsure
         self._repositories, self._points, self._retiring, self._open_guest = repositories, points, retiring, open_guest
         self._working, self._collect, self._journals, self._adopt, self._limits = working, collect, journals, adopt, limits
 
@@ -131,7 +134,12 @@ class BackingUp:
                 threads=self._working.threads,
                 bandwidth_bps=job.bandwidth_bps,
             )
-            self._working.carry_out(lambda: order, taking.on_message, taking.stop)
+            try:
+                self._working.carry_out(lambda: order, taking.on_message, taking.stop)
+            except SynvirtError:
+                if taking.manifest is not None:  # only the answer may be missing
+                    self._unsure(under_way.run)
+                raise
             guest.marks_kept()
         manifest = taking.manifest
         assert manifest is not None

@@ -92,6 +92,7 @@ class Backups:
         self._jobs = Jobs(rows, host=host)
         self.retiring = Retiring(repositories, self.points, self.remove_point, in_use=lambda: being_read(self.runs.not_ended()))
         upkeep = Upkeep(repositories, self.points, self._memory, self._working, limits=limits)
+        self._cut_off: list[BackupRun] = []
         self._backing_up = BackingUp(
             repositories,
             self.points,
@@ -101,6 +102,7 @@ class Backups:
             collect=upkeep.collect_after,
             journals=journals,
             adopt=self._adopt,
+            unsure=self._cut_off.append,
             limits=limits,
         )
         roots = (exports, *export_roots)
@@ -133,7 +135,6 @@ class Backups:
             ledger=self._restoring.ledger,
         )
         self._restore_host = restore_host
-        self._cut_off: list[BackupRun] = []
         self._pauses = 0
         # The points that are being removed from their repositories.
         self._leaving: set[UUID] = set()
@@ -144,7 +145,7 @@ class Backups:
 
     def start(self) -> None:
         """Call it once, before any request."""
-        self._cut_off = self.runs.start()
+        self._cut_off += self.runs.start()
         if self._restore_host is not None:
             self._testing().forget(self.points.ids())
 
@@ -164,7 +165,7 @@ class Backups:
                     with self.runs.lock:
                         if self._pauses == pauses:
                             self.runs.resumed()
-                            self._cut_off = self.runs.start(counted=False)
+                            self._cut_off += self.runs.start(counted=False)
                     return
             except Exception as error:  # nobody else takes them up
                 _log.warning("runs cannot be taken up yet", cause=str(error), exc_info=not isinstance(error, SynvirtError))
@@ -176,8 +177,8 @@ class Backups:
         self.run_due(now())
 
     def _look_after_cut_off(self) -> None:
-        """A service that is killed between a point's manifest and its registration leaves a complete point that is not
-        registered."""
+        """Between a point's manifest and its registration the service may be killed, or the repository go away: that leaves a
+        complete point that is not registered."""
         while self._cut_off:
             run = self._cut_off[-1]
             if run.kind == "backup" and run.repository_id is not None:
@@ -188,7 +189,7 @@ class Backups:
                 except SynvirtError as error:
                     _log.warning("what a run left cannot be looked for", run=str(run.id), detail=error.detail)
                     return  # the repository is away: tried again the next time
-            self._cut_off.pop()
+            self._cut_off.remove(run)
 
     def close(self) -> None:
         """Stops the runs; the next start notes that they were interrupted."""
