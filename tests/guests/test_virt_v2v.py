@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -100,6 +101,25 @@ def test_files_that_cannot_be_looked_at_are_the_conversions_error(
         VirtV2vInPlace(tmp_path / "conversions", **places, kvm=lambda: True).check()
     assert "virtio_win_iso" in (caught.value.hint or "")
     assert str(tmp_path) not in caught.value.detail
+
+
+@pytest.mark.parametrize("name", ["one\x01two", "half \ud800", "a\rb", "<&>"])
+def test_a_vm_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A disk image's file name, for example, is its VM's."""
+    read: list[str] = []
+
+    def started(argv: list[str], *, env: Mapping[str, str], **_: Any) -> None:
+        domain = ET.parse(Path(env["TMPDIR"]) / "guest.xml")
+        read.extend(disk.get("file", "") for disk in domain.iterfind("devices/disk/source"))
+
+    monkeypatch.setattr(virt_v2v, "run", started)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(bytes(1 << 20))
+    preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: True)
+    named = manifest().model_copy(update={"name": name})
+    preparer.convert(NAME, named, [str(disk)], lambda *_: None, lambda: False)
+    assert len(read) == 1
 
 
 def test_a_conversion_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

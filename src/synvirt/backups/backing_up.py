@@ -54,7 +54,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class BackingUp:
     """`collect`: removes what no point in a repository needs any more. `journals`: a folder where interrupted runs record what
     they have stored; None: each starts over. `adopt` registers points that a run has made and that are not registered yet.
-    `unsure`: is told a run that may have left such a point."""
+    `unsure` gets each run that may have left such a point."""
 
     def __init__(
         self,

@@ -268,9 +268,10 @@ def _last_line(stderr: str) -> str | None:
 
 
 def _domain(manifest: VmManifest, disks: list[Path]) -> bytes:
-    """The domain XML for the tool: the guest's disks in order, its memory and its firmware."""
+    """The domain XML for the tool: the guest's disks in order, its memory and its firmware. Not the VM's own name, which the
+    tool does not use: it may have characters that XML forbids."""
     domain = ET.Element("domain", type="kvm")
-    ET.SubElement(domain, "name").text = manifest.name
+    ET.SubElement(domain, "name").text = "guest"
     ET.SubElement(domain, "memory", unit="b").text = str(manifest.memory_bytes)
     ET.SubElement(domain, "vcpu").text = str(manifest.cpu_count)
     os_element = ET.SubElement(domain, "os", firmware="efi") if manifest.firmware == "uefi" else ET.SubElement(domain, "os")
