@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic import Field
-from sqlalchemy import Connection, delete, insert, select, text, update
+from sqlalchemy import Connection, delete, func, insert, select, text, update
 
 from synvirt.accounts import Role
 from synvirt.errors import PersistFailed, not_listed
@@ -194,6 +194,11 @@ class AuditRows:
                 return
             yield from (link_of(row.seq, row.document) for row in rows)
             before = rows[-1].seq
+
+    def oldest(self) -> int | None:
+        """The number of the oldest entry; None: there is none."""
+        with self._reading() as db:
+            return db.execute(select(func.min(audit.c.seq))).scalar()
 
     def lines(self, *, after: int, limit: int) -> list[str]:
         """The documents after that number, oldest first."""

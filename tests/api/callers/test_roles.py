@@ -24,7 +24,7 @@ from synvirt.accounts import Role
 from synvirt.api.callers.auth import Remembering, Throttled
 from synvirt.api.callers.networks import network_of
 from synvirt.api.callers.roles import connects_out, needed_role
-from synvirt.api.routes.audit import expiring
+from synvirt.api.routes.audit import AuditVerified, expiring, verified
 from synvirt.backups import repositories
 from synvirt.backups.model import BackupRepositoryRequest
 from synvirt.errors import PersistFailed, Unauthorized
@@ -34,7 +34,7 @@ from synvirt.model.sources import SourceRequest
 from synvirt.model.submitter import Submitter
 from synvirt.model.values import now
 from synvirt.repository.folder import HostFolder
-from synvirt.store.access import AuditEntry, broken_at, link_of
+from synvirt.store.access import AuditEntry, Link, broken_at, link_of
 from synvirt.store.tables import audit
 from tests.fakes.service import PLAN, PREFIX, Service, every_role
 
@@ -331,6 +331,30 @@ def test_old_entries_go_and_the_rest_is_verified(tmp_path: Path) -> None:
             items, _ = rows.page(limit=10)
     assert [one.kept_from for one in items] == [6, 4]
     assert broken_at(rows.links()) is None
+    service.close()
+
+
+def test_old_entries_that_go_while_the_trail_is_verified_are_no_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry that says so is newer than where the reading began, and the old ones are gone before it comes to them."""
+    service = Service(tmp_path)
+    rows = service.store.audit
+    entry = AuditEntry(at=now(), account="eve", role="admin", address="", method="POST", resource="/x", result=200)
+    for days in (30, 20, 10, 5, 1):
+        rows.add(entry.model_copy(update={"at": now() - timedelta(days=days)}))
+    links = rows.links
+    gone: list[int] = []
+
+    def removed_meanwhile(*, a_piece: int) -> Iterator[Link]:
+        for link in links(a_piece=2):
+            yield link
+            if not gone:
+                gone.append(rows.expire(now() - timedelta(days=7)))
+
+    monkeypatch.setattr(rows, "links", removed_meanwhile)
+    assert (verified(rows), gone) == (AuditVerified(entries=3, broken_at=None), [3])
+    with service.store._engine.begin() as db:
+        db.execute(delete(audit).where(audit.c.seq == 4))
+    assert verified(rows).broken_at == 5, "what nobody noted is still found"
     service.close()
 
 
