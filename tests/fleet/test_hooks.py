@@ -26,7 +26,8 @@ from synvirt.keyring import Keyring
 from synvirt.migrations.sources.registered import Sources
 from synvirt.outgoing import Guard
 from synvirt.settings import WaveCommandSetting
-from synvirt.store.tables import wave_deliveries, wave_hooks
+from synvirt.store.documents import VERSION
+from synvirt.store.tables import wave_deliveries, wave_hooks, waves
 from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow, NewDelivery, add_deliveries
 from tests.fleet.carrying.night import Night, wave
 from tests.running.processes import until
@@ -353,3 +354,18 @@ def test_an_error_that_nobody_expected_gives_a_webhook_up_in_time_too(
     night.pauses_are_over(made_at=0)
     assert night.sent().state == GIVEN_UP
     assert night.waves.whole(made.id).state is WaveState.HELD
+
+
+def test_the_webhooks_of_a_wave_that_a_later_version_wrote_are_left_to_a_host_that_reads_it(
+    night: HookedNight, receiver: Receiver
+) -> None:
+    """Before, a host that was not upgraded yet gave up a required one: it was never sent, and its wave went on."""
+    made = night.hooked({"url": receiver.url, "secret": SECRET, "required": True})
+    night.waves.go(made.id)
+    with night.store.wave_hooks._writing() as db:
+        db.execute(update(waves).where(waves.c.id == str(made.id)).values(version="9.0"))
+    night.pauses_are_over(made_at=0)
+    assert (night.sent().state, receiver.got) == (PENDING, [])
+    with night.store.wave_hooks._writing() as db:
+        db.execute(update(waves).where(waves.c.id == str(made.id)).values(version=VERSION))
+    assert night.sent().state == DELIVERED

@@ -117,19 +117,18 @@ class Delivering:
 
     def send(self, one: DeliveryRow) -> bool:
         """False, if it was not accepted this time. PersistFailed."""
-        found = self._hook(one)
+        try:
+            found = self._hook(one)
+        except Unreadable:
+            return False  # a host of a later version sends it; else it is left alone, like its wave
         if found is None:
             self._rows.settle(one.number, state=GIVEN_UP, answer="The webhook no longer exists.")
             return True
         late_s = REQUIRED_GIVEN_UP_AFTER_S if found.required else GIVEN_UP_AFTER_S
         too_late = time.time() - one.made_at >= late_s
-        opened: tuple[str, bytes] | None = None
-        if found.command is not None:
-            if found.command not in self._ways.commands:
-                # Another host's settings may have it.
-                return self._give_up(one, found, f"no settings have the command {found.command}") if too_late else False
-        elif (opened := self._opened(found.id)) is None:
-            return self._give_up(one, found, "no host's key opens its secret") if too_late else False
+        opened = None if found.command is not None else self._opened(found.id)
+        if (lacks := self._lacks(found, opened)) is not None:  # another host may have it
+            return self._give_up(one, found, lacks) if too_late else False
         if not self._rows.take(one, pause_s=min(FIRST_PAUSE_S * 2 ** min(one.attempts, 20), LONGEST_PAUSE_S) + ANSWER_S):
             return True
         try:
@@ -141,6 +140,12 @@ class Delivering:
             return self._give_up(one, found, outcome.answer)
         self._rows.settle(one.number, state=DELIVERED if outcome.taken else PENDING, answer=outcome.answer)
         return outcome.taken
+
+    def _lacks(self, hook: HookShown, opened: tuple[str, bytes] | None) -> str | None:
+        """What this host needs to send to a webhook, and has not; None: it has all of it."""
+        if hook.command is None:
+            return "no host's key opens its secret" if opened is None else None
+        return None if hook.command in self._ways.commands else f"no settings have the command {hook.command}"
 
     def _outcome(self, one: DeliveryRow, hook: HookShown, opened: tuple[str, bytes] | None) -> Outcome:
         if hook.command is not None:
@@ -159,9 +164,10 @@ class Delivering:
         return False
 
     def _hook(self, one: DeliveryRow) -> HookShown | None:
+        """None: it is gone. Unreadable."""
         try:
             wave = wave_of(self._waves.get(one.wave_id))
-        except (NotFound, Unreadable):
+        except NotFound:
             return None
         return next((hook for hook in wave.hooks if hook.id == one.hook_id), None)
 
