@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
+from synvirt.cli.operating import support_bundle as operating
 from synvirt.model.job import Domain
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
@@ -103,6 +104,22 @@ def test_nothing_secret_is_in_it(service: Service, run: Run, tmp_path: Path, mon
     assert json.loads(found["backup-repositories.json"])["items"][0]["points_count"] == 0
     assert "a line that stays" in found["logs/demo.log"]
     assert "keyring" not in " ".join(found)
+
+
+def test_a_secret_that_begins_before_the_end_of_a_long_log_is_not_in_it(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the end of a long log is packed. What says that it is a secret is before that."""
+    monkeypatch.setattr(operating, "LOG_BYTES_MAX", 200)
+    begins = json.dumps({"event": "asked", "password": f"{'x' * 60}{SECRET}{'y' * 40}"})
+    key = f"-----BEGIN PRIVATE KEY-----\n{'k' * 64}\n{SECRET}\n-----END PRIVATE KEY-----"
+    for name, secret in (("line", begins), ("key", key)):
+        (tmp_path / f"{name}.log").write_text(f"{secret}\n{'a line that stays'.ljust(199 - len(SECRET) - 50, '.')}\n")
+    out = tmp_path / "help.tar.gz"
+    assert run("support-bundle", out, "--data-dir", tmp_path).exit_code == 0
+    found = contents(out)
+    assert [name for name, text in found.items() if SECRET in text] == []
+    assert [found[f"logs/{name}.log"].strip(".\n")[-17:] for name in ("line", "key")] == ["a line that stays"] * 2
 
 
 def test_it_is_made_without_the_service_too(tmp_path: Path, run: Run) -> None:

@@ -8,6 +8,7 @@ other.
 
 import io
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -29,6 +30,8 @@ LOG_BYTES_MAX = 8 << 20
 JOURNAL_TIMEOUT_S = 60
 # Logs that the service has besides its jobs: `demo.log`, and what an operator redirected there.
 LOG_NAMES = "*.log"
+# A private key in a log: where it begins, and ends.
+KEY_BEGIN, KEY_END = "-----BEGIN ", re.compile(r"-----END [A-Z ]{0,30}PRIVATE KEY-----")
 
 
 @with_options
@@ -201,10 +204,19 @@ def _end_of(path: Path) -> str:
         if not path.is_file():  # nobody may ever write to a named pipe
             return f"{path} is not a file\n"
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
-            return file.read(LOG_BYTES_MAX).decode("utf-8", "replace")
+            before = max(0, path.stat().st_size - LOG_BYTES_MAX)
+            file.seek(before)
+            return _whole_lines(file.read(LOG_BYTES_MAX).decode("utf-8", "replace"), is_cut=before > 0)
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}\n"
+
+
+def _whole_lines(text: str, *, is_cut: bool) -> str:
+    """The text without a line, or a key of several lines, that begins before it: the rest of those shows no more that it is
+    secret."""
+    text = text.partition("\n")[2] if is_cut else text
+    ended = KEY_END.search(text)
+    return text if ended is None or KEY_BEGIN in text[: ended.start()] else text[ended.end() :]
 
 
 def _journal() -> str | None:
@@ -215,6 +227,7 @@ def _journal() -> str | None:
         return None
     try:
         argv = ["journalctl", "--unit", "synvirt", "--lines", "50000", "--output", "short-iso", "--no-pager"]
-        return run(argv, timeout_s=JOURNAL_TIMEOUT_S).stdout[-LOG_BYTES_MAX:]
+        found = run(argv, timeout_s=JOURNAL_TIMEOUT_S).stdout
+        return _whole_lines(found[-LOG_BYTES_MAX:], is_cut=len(found) > LOG_BYTES_MAX)
     except ProgramFailed as error:
         return f"the journal cannot be read: {error}\n"
