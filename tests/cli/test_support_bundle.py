@@ -122,6 +122,20 @@ def test_a_secret_that_begins_before_the_end_of_a_long_log_is_not_in_it(
     assert [found[f"logs/{name}.log"].strip(".\n")[-17:] for name in ("line", "key")] == ["a line that stays"] * 2
 
 
+def test_logs_of_one_name_are_all_in_it(tmp_path: Path, run: Run) -> None:
+    """Before, the second took the first one's place as soon as the archive was unpacked."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "synvirt.log").write_text(f"of {folder}")
+    out, own = tmp_path / "help.tar.gz", tmp_path / "synvirt.log"
+    own.write_text("its own")
+    logs = [tmp_path / "a/synvirt.log", tmp_path / "b/synvirt.log", own]
+    asked = [word for log in logs for word in ("--log", log)]
+    assert run("support-bundle", out, *asked, "--data-dir", tmp_path).exit_code == 0
+    found = {name: text for name, text in contents(out).items() if name.startswith("logs/synvirt")}
+    assert sorted(found.values()) == ["its own", "of a", "of b"]
+
+
 def test_it_is_made_without_the_service_too(tmp_path: Path, run: Run) -> None:
     service = Service(tmp_path)
     job = service.submit()

@@ -123,8 +123,8 @@ def _parts(options: Options, settings: "Settings", logs: tuple[Path, ...]) -> It
         ("restore-points", lambda: _backups(options, settings, "point", "/backup/restore-points")),
     ):
         yield f"{name}.json", _answer_or_reason(ask, known)
-    for path in (*logs, *sorted(settings.data_dir.glob(LOG_NAMES))):
-        yield f"logs/{path.name}", redacted_text(_end_of(path), known=known)
+    for name, path in _named([*logs, *sorted(settings.data_dir.glob(LOG_NAMES))]):
+        yield f"logs/{name}", redacted_text(_end_of(path), known=known)
     if (journal := _journal()) is not None:
         yield "logs/journal", redacted_text(journal, known=known)
 
@@ -197,6 +197,18 @@ def _asked_or_read(options: Options, settings: "Settings", path: str, query: str
         except sqlite3.Error as away:
             raise OSError(f"{error.detail}; and the store cannot be read: {away}") from away
         return {"service": error.detail, "items": [json.loads(document) for (document,) in rows]}
+
+
+def _named(paths: list[Path]) -> Iterator[tuple[str, Path]]:
+    """Each log once, with a name of its own: those of several folders may have the same."""
+    taken = {"journal"}
+    for path in {os.path.realpath(one): one for one in paths}.values():
+        name, number = path.name, 1
+        while name in taken:
+            number += 1
+            name = f"{path.name}.{number}"
+        taken.add(name)
+        yield name, path
 
 
 def _end_of(path: Path) -> str:
