@@ -135,9 +135,19 @@ class Uploads:
             # The folder is hidden first: after a crash before the row is deleted, the upload is back, complete.
             with suppress(FileNotFoundError):  # the files were removed by hand
                 self._whole(upload_id).rename(self.hidden(upload_id))
-            self._rows.remove(upload_id)
+            try:
+                self._rows.remove(upload_id)
+            except PersistFailed:
+                self._show_again(upload_id)
+                raise
         _remove_folder(self.hidden(upload_id))
         log.info("upload removed", upload=str(upload_id))
+
+    def _show_again(self, upload_id: UUID) -> None:
+        """Undoes the hiding, if the row is still there. Where that cannot be seen, the next start sees to it."""
+        with suppress(SynvirtError, OSError):
+            self._rows.get(upload_id, host=self._host)
+            self.hidden(upload_id).rename(self._whole(upload_id))
 
     def sweep(self) -> None:
         """Removes expired uploads. An upload that a job reads stays until a later sweep."""

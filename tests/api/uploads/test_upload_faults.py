@@ -20,6 +20,7 @@ from starlette.requests import Request
 
 from synvirt.api.body import LEAST_BYTES, PIECE_BYTES, pieces
 from synvirt.api.routes.uploads import received
+from synvirt.errors import PersistFailed
 from synvirt.migrations.uploads import Incoming, Uploads
 from tests.api.test_problems import assert_problem
 from tests.api.uploads.sending import (
@@ -373,3 +374,20 @@ def test_a_store_that_fails_leaves_nothing(service: Service, client: httpx.Clien
         db.execute(text("ALTER TABLE uploads RENAME TO lost"))
     assert_problem(send(client, b"data"), 500, "E_MIG_PERSIST_FAILED")
     assert left(service) == []
+
+
+def test_an_upload_that_the_store_cannot_remove_now_is_still_whole(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, its files stayed hidden until the next start, and it was listed all the while."""
+    upload = incoming(service).finish(None)
+
+    def full(_: object) -> None:
+        raise PersistFailed("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(service.store.uploads, "remove", full)
+        with pytest.raises(PersistFailed):
+            service.uploads.remove(upload.id)
+    [listed] = service.uploads.page(limit=10)[0]
+    assert Path(listed.path).read_bytes() == b"data"
+    service.uploads.remove(upload.id)
+    assert_nothing(service)
