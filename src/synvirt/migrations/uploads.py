@@ -160,7 +160,7 @@ class Uploads:
 
     def recover(self) -> None:
         """Ends what a crash has interrupted. Call it at the start, before any upload."""
-        known = {upload.id for upload in self._rows.all(host=self._host)}
+        known = self._rows.ids(host=self._host)
         for entry in list(self._folder.iterdir()):
             upload_id = _hidden_id(entry.name)
             if upload_id is None:

@@ -53,6 +53,11 @@ class UploadRows:
             rows = db.execute(select(uploads.c.document).where(*chosen)).all()
         return readable(Upload, [row.document for row in rows])
 
+    def ids(self, *, host: str) -> set[UUID]:
+        """The ids of all uploads of a host, also of those whose documents this version cannot read."""
+        with self._reading() as db:
+            return {UUID(row.id) for row in db.execute(select(uploads.c.id).where(uploads.c.host == host))}
+
     def remove(self, upload_id: UUID) -> None:
         """Removes an upload. Idempotent."""
         with self._writing() as db:

@@ -15,13 +15,15 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 from starlette.requests import Request
 
 from synvirt.api.body import LEAST_BYTES, PIECE_BYTES, pieces
 from synvirt.api.routes.uploads import received
 from synvirt.errors import PersistFailed
 from synvirt.migrations.uploads import Incoming, Uploads
+from synvirt.store.documents import VERSION
+from synvirt.store.tables import uploads
 from tests.api.test_problems import assert_problem
 from tests.api.uploads.sending import (
     END,
@@ -391,3 +393,18 @@ def test_an_upload_that_the_store_cannot_remove_now_is_still_whole(service: Serv
     assert Path(listed.path).read_bytes() == b"data"
     service.uploads.remove(upload.id)
     assert_nothing(service)
+
+
+def test_a_start_keeps_the_files_of_an_upload_that_only_a_later_version_reads(service: Service) -> None:
+    """The service went back by a version just after a crash: the row is left alone, and so are the files."""
+    crash_on_commit(service)
+    with pytest.raises(Crash):
+        incoming(service).finish(None)
+    service.store.on_commit = lambda: None
+    with service.store._writing() as db:
+        db.execute(text("UPDATE uploads SET version = '9.0'"))
+    restarted(service)
+    with service.store._writing() as db:
+        db.execute(update(uploads).values(version=VERSION))
+    [upload] = restarted(service).page(limit=10)[0]
+    assert Path(upload.path).read_bytes() == b"data"
