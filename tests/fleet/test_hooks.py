@@ -356,6 +356,18 @@ def test_an_error_that_nobody_expected_gives_a_webhook_up_in_time_too(
     assert night.waves.whole(made.id).state is WaveState.HELD
 
 
+def test_a_host_without_the_command_gives_the_cause_of_the_host_that_ran_it(night: HookedNight) -> None:
+    """A wave that is held for «no settings have the command» would send its operator to the wrong place."""
+    night.commands["bad"] = WaveCommandSetting(argv=("false",))
+    night.anew(LOCAL)
+    made = night.hooked({"command": "bad", "required": True})
+    night.waves.go(made.id)
+    assert night.sent().state == PENDING
+    night.commands.clear()
+    night.pauses_are_over(made_at=0)
+    assert ((sent := night.sent()).state, "ended with 1" in (sent.answer or "")) == (GIVEN_UP, True)
+
+
 def test_the_webhooks_of_a_wave_that_a_later_version_wrote_are_left_to_a_host_that_reads_it(
     night: HookedNight, receiver: Receiver
 ) -> None:

@@ -128,7 +128,8 @@ class Delivering:
         too_late = time.time() - one.made_at >= late_s
         opened = None if found.command is not None else self._opened(found.id)
         if (lacks := self._lacks(found, opened)) is not None:  # another host may have it
-            return self._give_up(one, found, lacks) if too_late else False
+            # Where another host has tried, what it was answered is the cause.
+            return self._give_up(one, found, one.answer or lacks) if too_late else False
         if not self._rows.take(one, pause_s=min(FIRST_PAUSE_S * 2 ** min(one.attempts, 20), LONGEST_PAUSE_S) + ANSWER_S):
             return True
         try:
