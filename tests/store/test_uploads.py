@@ -6,12 +6,16 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import UploadNotFound
+from synvirt.fleet.model import MEMBER_ENDS, MemberState
+from synvirt.fleet.waves import Waves
 from synvirt.model.files import Upload
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, OfflineKind, State
 from synvirt.model.plan import HostPathRef, MigrationPlan, PlanSource, SourceRef, UploadRef
 from synvirt.model.values import now
 from synvirt.store import Store
+from synvirt.store.uploads import MEMBERS_LEFT
+from tests.fleet.made import member, wave
 
 HOST = "h1"
 
@@ -77,3 +81,17 @@ def test_the_readers_of_an_upload_are_the_jobs_that_name_it_and_have_not_ended(s
     for job in (by_id, by_path, ended, other):
         store.add(job, host=HOST)
     assert store.uploads.readers(upload.id) == [by_id.id, by_path.id]
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_an_upload_is_that_of_the_waves_whose_members_have_not_ended(store: Store, by_path: bool) -> None:
+    upload, waves = an_upload(), Waves(store.waves)
+    ref = HostPathRef(kind="offline_host_path", path=upload.path) if by_path else UploadRef(kind="upload", upload_id=upload.id)
+    made = [waves.create(wave(member("a", plan=a_job(ref).plan)).model_copy(update={"name": name})) for name in ("may", "june")]
+    other = a_job(UploadRef(kind="upload", upload_id=uuid4())).plan
+    waves.create(wave(member("a", plan=other)))
+    assert store.uploads.waves(upload.id) == ["may", "june"]
+    waves.cancel(made[0].id)
+    waves.skip(made[0].id, "a")
+    assert store.uploads.waves(upload.id) == ["june"]
+    assert {*MEMBERS_LEFT, *MEMBER_ENDS} == set(MemberState)

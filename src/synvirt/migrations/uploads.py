@@ -123,7 +123,7 @@ class Uploads:
     # ── going out ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def remove(self, upload_id: UUID) -> None:
-        """Removes an upload. UploadNotFound; Conflict, while an unended job reads it."""
+        """Removes an upload. UploadNotFound; Conflict, while an unended job reads it or a member of a wave waits for that."""
         with self._moving:
             self._rows.get(upload_id, host=self._host)
             readers = self._rows.readers(upload_id)
@@ -131,6 +131,11 @@ class Uploads:
                 raise Conflict(
                     f"upload {upload_id} is read by {counted(len(readers), 'job')} not ended yet: {readers[0]}",
                     hint="wait for the job's end, or cancel it",
+                )
+            if waves := self._rows.waves(upload_id):
+                raise Conflict(
+                    f"upload {upload_id} is that of a member of wave {waves[0]}, which has not ended",
+                    hint="wait for its end, skip the member, or cancel the wave",
                 )
             # The folder is hidden first: after a crash before the row is deleted, the upload is back, complete.
             with suppress(FileNotFoundError):  # the files were removed by hand
@@ -150,7 +155,7 @@ class Uploads:
             self.hidden(upload_id).rename(self._whole(upload_id))
 
     def sweep(self) -> None:
-        """Removes expired uploads. An upload that a job reads stays until a later sweep."""
+        """Removes expired uploads. One that a job reads, or a wave will, stays until a later sweep."""
         for upload in self._rows.all(host=self._host):
             if upload.expires_at <= now():
                 try:

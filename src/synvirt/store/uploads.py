@@ -10,8 +10,10 @@ from synvirt.errors import not_listed
 from synvirt.model.files import Upload
 from synvirt.store.documents import VERSION, is_known, parsed, readable
 from synvirt.store.migration_rows import is_unended
-from synvirt.store.tables import migrations, uploads
+from synvirt.store.tables import migrations, uploads, wave_members, waves
 
+# The states of members whose job may begin, or runs.
+MEMBERS_LEFT = ("waiting", "syncing", "ready", "cutting_over")
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
@@ -73,3 +75,12 @@ class UploadRows:
         )
         with self._reading() as db:
             return [UUID(row.id) for row in db.execute(query)]
+
+    def waves(self, upload_id: UUID) -> list[str]:
+        """The names of the waves that have a member which names the upload, as above, and has not ended."""
+        naming = (wave_members.c.state.in_(MEMBERS_LEFT), wave_members.c.document.contains(str(upload_id)))
+        query = (
+            select(waves.c.name).where(waves.c.id.in_(select(wave_members.c.wave_id).where(*naming))).order_by(waves.c.number)
+        )
+        with self._reading() as db:
+            return [row.name for row in db.execute(query)]
