@@ -10,7 +10,7 @@ from uuid import UUID
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import event
+from sqlalchemy import event, update
 
 from synvirt.api.metrics import CODES, METHODS, Metrics
 from synvirt.fleet.model import MemberState as S
@@ -22,6 +22,7 @@ from synvirt.model.plan import PlanSource
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
 from synvirt.store import Store
+from synvirt.store.tables import migrations
 from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed
 from tests.fleet.made import member, wave
 
@@ -161,6 +162,26 @@ def test_what_was_before_the_service_began_is_not_counted_again(service: Service
     assert value(metrics, "synvirt_job_errors_total", code="E_MIG_DISK_WRITE_FAILED") == 0
 
 
+@pytest.mark.parametrize("looks", [(), ("before",)])
+def test_what_another_host_did_before_a_job_came_here_is_not_counted_again(service: Service, looks: tuple[str, ...]) -> None:
+    """It was created after both services had begun, and the other one has counted this."""
+    way = {"source": "ova_archive", "destination": "default"}
+    metrics = Metrics(service.store, service.board, host="elsewhere", jobs_at_once=4)
+    job = service.submit()
+    service.move(job.id, State.COPYING_FULL, error=failed())
+    copied(service, job.id, 7 * MIB)
+    for _ in looks:
+        assert not value(metrics, "synvirt_copied_bytes_total", **way)
+    with service.store._writing() as db:
+        db.execute(update(migrations).values(host="elsewhere"))
+    service.store.change(job.id, State.COPYING_FULL, lambda before: before.model_copy(update={"host": "elsewhere"}))
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_done=7 * MIB))
+    assert not value(metrics, "synvirt_copied_bytes_total", **way)
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_done=9 * MIB))
+    assert value(metrics, "synvirt_copied_bytes_total", **way) == 2 * MIB
+    assert value(metrics, "synvirt_job_errors_total", code="E_MIG_DISK_WRITE_FAILED") == 0
+
+
 def test_every_code_is_reported_from_nought_on_and_a_strange_one_has_no_label_of_its_own(
     service: Service, metrics: Metrics
 ) -> None:
@@ -208,7 +229,6 @@ def full(tmp_path: Path) -> Iterator[Store]:
     """5,000 ended jobs, written in one go."""
     from sqlalchemy import insert
 
-    from synvirt.store.tables import migrations
     from tests.store.test_store import a_job
 
     store = Store(f"sqlite:///{tmp_path / 'store.db'}")

@@ -58,6 +58,8 @@ class _Seen:
     way: tuple[str, str]
     bytes_done: int
     error_at: str
+    # Whether this host had it then.
+    here: bool = True
 
 
 class Metrics:
@@ -175,7 +177,7 @@ class Metrics:
             if len(events) < EVENTS_A_PAGE:
                 break
         for id_, (_, progress) in self._board.latest().items():
-            seen = self._seen.get(str(id_)) or self._from_before(id_)
+            seen = self._seen_here(str(id_)) or self._from_before(id_)
             if seen is not None:
                 self._count_bytes(seen, progress.bytes_done)
 
@@ -192,11 +194,25 @@ class Metrics:
         """Bytes copied before our start, or by the job that this one continues, are not counted again."""
         ours = job["created_at"] >= self._began_at and job["retry_of"] is None
         seen = _Seen(way=_way(job), bytes_done=0 if ours else job["progress"]["bytes_done"], error_at=self._began_at)
+        if job["id"] in self._seen:
+            seen = self._of_another_host(job, here=True)
         self._seen[job["id"]] = seen
         return seen
 
+    def _seen_here(self, job_id: str) -> _Seen | None:
+        seen = self._seen.get(job_id)
+        return seen if seen is not None and seen.here else None
+
+    def _of_another_host(self, job: dict[str, Any], *, here: bool) -> _Seen:
+        """What the host that had the job before has copied and met: that host counts it."""
+        error_at = max(self._began_at, (job["last_error"] or {}).get("at", ""))
+        return _Seen(way=_way(job), bytes_done=job["progress"]["bytes_done"], error_at=error_at, here=here)
+
     def _count(self, job: dict[str, Any]) -> None:
-        seen = self._seen.get(job["id"]) or self._first_seen(job)
+        if job["host"] not in (None, self._host):  # it has come here since
+            self._seen[job["id"]] = self._of_another_host(job, here=False)
+            return
+        seen = self._seen_here(job["id"]) or self._first_seen(job)
         seen.way = _way(job)
         self._count_bytes(seen, job["progress"]["bytes_done"])
         error = job["last_error"]
