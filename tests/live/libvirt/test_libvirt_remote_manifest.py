@@ -114,6 +114,19 @@ def test_the_agent_knows_better_than_who_made_the_domain(known: str, reported: d
     assert manifest(parse(DOMAIN.format(os=known)), seen(guest=reported)).guest_os.family == family
 
 
+@pytest.mark.parametrize(("order", "first"), [(1, "vdb"), (2, "vdb"), (None, "vda")])
+def test_a_domain_with_an_order_of_boot_boots_from_the_disk_that_has_one(order: int | None, first: str) -> None:
+    """libvirt takes the first disk only of a domain that has no order at all: one with an order does not boot from the rest."""
+    boot = "" if order is None else f"<boot order='{order}'/>"
+    xml = (
+        "<domain><devices><disk type='file'><source file='/data'/><target dev='vda' bus='virtio'/></disk>"
+        f"<disk type='file'><source file='/system'/><target dev='vdb' bus='virtio'/>{boot}</disk></devices></domain>"
+    )
+    found = manifest(parse(xml), seen()).disks
+    assert min(found, key=lambda disk: (disk.boot_order is None, disk.boot_order)).key == first
+    assert [disk.boot_order for disk in found] == ([1, None] if order is None else [None, order])
+
+
 def test_a_disk_of_unknown_size_is_critical_and_may_be_left_out() -> None:
     found = manifest(parse(DOMAIN.format(os="")), seen(sizes={}))
     assert "disk-unknown-size:vda" in {one.id for one in found.concerns}

@@ -173,11 +173,13 @@ def guest_os(domain: Element, reported: dict[str, str]) -> GuestOs:
 
 def _disks(domain: Element, seen: Seen, of_all: list[str], of_disks: dict[str, str]) -> Iterator[Disk]:
     boots = [boot.get("dev") for boot in domain.iterfind("os/boot")]
+    # Without any order libvirt boots the first disk; a domain with an order of devices has no other one.
+    boots_first = "hd" in boots or (not boots and domain.find("devices/*/boot") is None)
     for number, (key, disk) in enumerate(data_disks(domain)):
         size = seen.sizes.get(key, DiskSize(0, 0))
         target, address, boot = disk.find("target"), disk.find("address"), disk.find("boot")
         order = _number(boot.get("order")) if boot is not None else 0
-        if not order and number == 0 and (not boots or "hd" in boots):
+        if not order and number == 0 and boots_first:
             order = 1
         yield Disk(
             key=key,
