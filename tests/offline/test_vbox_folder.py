@@ -167,6 +167,17 @@ def test_a_parent_in_whose_place_another_image_lies_is_not_read(tmp_path: Path) 
     assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
 
 
+def test_a_disk_is_never_the_image_of_another_disk_of_the_same_name(tmp_path: Path) -> None:
+    """Two folders of the machine's own host may each have a disk.vdi: the UUIDs in them say which is which."""
+    text = MACHINE.replace(b"VirtualBox VMs/web/data.vmdk", b"disks/web.vdi")
+    folder = vbox_machines.machine(tmp_path / "web", text)
+    with pytest.raises(MalformedArchive, match=f"medium {DATA} is the file '/home/me/disks/web.vdi', and no image with that"):
+        VBOX.open_disk(folder, tmp_path, "ide1:1")
+    (folder / "other.vdi").write_bytes(vbox_machines.vdi(vbox_machines.blocks("ZZZZZZ"), DATA))
+    assert content(folder, tmp_path, "ide1:1") == vbox_machines.blocks("ZZZZZZ")
+    assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
+
+
 def test_a_missing_snapshot_says_which(tmp_path: Path) -> None:
     folder = vbox_machines.machine(tmp_path / "web")
     (folder / f"Snapshots/{{{FIRST}}}.vdi").unlink()

@@ -45,8 +45,8 @@ def vm_folder(path: Path, file_name: str, *, raw: bytes, disk: str = "disk.vmdk"
     return path
 
 
-def content(path: Path, root: Path) -> bytes:
-    reader = open_reader(VMX.open_disk(path, root, "scsi0:0").reader)
+def content(path: Path, root: Path, key: str = "scsi0:0") -> bytes:
+    reader = open_reader(VMX.open_disk(path, root, key).reader)
     try:
         return read_all(reader)
     finally:
@@ -222,6 +222,48 @@ def test_a_disk_of_another_datastore_folder_beside_this_one(tmp_path: Path) -> N
     (tmp_path / "web_1").mkdir()
     shutil.move(folder / "disk.vmdk", tmp_path / "web_1" / "disk.vmdk")
     assert content(folder, tmp_path) == raw
+
+
+TWO = SMALL.format("web.vmdk") + 'scsi0:1.present = "TRUE"\nscsi0:1.fileName = "{}"\n'
+
+
+def two_disks(path: Path, second: str, *, at: str | None) -> Path:
+    """A VM with web.vmdk beside its VMX, and a second disk that is called `second` there and lies in the folder `at` here."""
+    path.mkdir(parents=True)
+    (path / "small.vmx").write_text(TWO.format(second))
+    appliances.image(path, "web.vmdk", "vmdk", appliances.raw_disk())
+    if at is not None:
+        (path / at).mkdir(parents=True, exist_ok=True)
+        appliances.image(path / at, "web.vmdk", "vmdk", appliances.raw_disk(seed=7))
+    return path
+
+
+@pytest.mark.parametrize("at", ["web", "../ssd", None])
+@pytest.mark.parametrize(
+    "second", ["/vmfs/volumes/ssd/web/web.vmdk", "D:\\VMs\\web\\web.vmdk", "data/web.vmdk", "/ssd/web.vmdk"]
+)
+def test_a_disk_of_the_same_name_on_another_datastore_is_never_the_one_beside_the_vmx(
+    second: str, at: str | None, tmp_path: Path
+) -> None:
+    """vSphere calls the first disk of a VM on each datastore alike."""
+    folder = two_disks(tmp_path / "web", second, at=at)
+    if (second.count("web") == 2 and at == "web") or (second == "/ssd/web.vmdk" and at == "../ssd"):
+        assert content(folder, tmp_path) == appliances.raw_disk()
+        assert content(folder, tmp_path, "scsi0:1") == appliances.raw_disk(seed=7)
+        return
+    with pytest.raises(MalformedArchive, match=r"disk scsi0:1 is the file .*, which is neither in web"):
+        VMX.inspect(folder, tmp_path)
+    with pytest.raises(MalformedArchive, match=r"disk scsi0:1 is the file .*, which is neither in web") as problem:
+        VMX.open_disk(folder, tmp_path, "scsi0:1")
+    assert "Where two disks have one name, rename one of them" in str(problem.value.hint)
+
+
+def test_two_disks_that_only_their_datastores_tell_apart_are_not_guessed(tmp_path: Path) -> None:
+    folder = two_disks(tmp_path / "web", "/vmfs/volumes/ssd/web/web.vmdk", at="web")
+    text = (folder / "small.vmx").read_text()
+    (folder / "small.vmx").write_text(text.replace('"web.vmdk"', '"/vmfs/volumes/hdd/web/web.vmdk"'))
+    with pytest.raises(MalformedArchive, match=r"disk scsi0:0 is the file '/vmfs/volumes/hdd/web/web.vmdk', which is neither"):
+        VMX.inspect(folder, tmp_path)
 
 
 def test_a_disk_that_is_nowhere(tmp_path: Path) -> None:

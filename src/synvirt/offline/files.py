@@ -4,7 +4,7 @@ A file's format is known by its first bytes.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
@@ -124,23 +124,47 @@ class Folder:
         # As many parts as before: those of the folder itself are as they were.
         return None if found is None else str(PurePosixPath(*PurePosixPath(found).parts[-len(PurePosixPath(name).parts) :]))
 
-    def find_written(self, written: str) -> FileRange | None:
-        """The file that a description calls `written`: relative to the folder, or absolute on the machine that wrote it.
+    def find_own(self, written: str, others: Iterable[str]) -> FileRange | None:
+        """The file of the disk that a description calls `written`, beside the `others` of its machine: never one that another
+        disk names more exactly, as VMware calls the first disk on each datastore alike. None also where two paths of one name
+        cannot be told apart.
+        """
+        own = _as_path(written)
+        alike = {each: path for each in (*others, written) if (path := _as_path(each)).name.lower() == own.name.lower()}
+        twins = [path for path in alike.values() if path.anchor and path.parts[-2:] == own.parts[-2:]]
+        if own.anchor and len(twins) > 1:
+            return None
+        taken: set[Path] = set()
+        for other in sorted(alike, key=lambda each: (bool(alike[each].anchor), len(alike[each].parts))):
+            file = self.find_written(other, taken)
+            if other == written:
+                return file
+            taken |= set() if file is None else {file.path}
+        return None
+
+    def find_written(self, written: str, taken: Collection[Path] = ()) -> FileRange | None:
+        """The file that a description calls `written`: relative to the folder, or absolute on the machine that wrote it. None
+        of those in `taken`.
 
         /vmfs/volumes/DATASTORE/VM/DISK and C:\\VMs\\VM\\DISK are looked for in the folder, in a subfolder and in a neighbour
         folder, if that lies under the root.
         """
-        windows = "\\" in written or written[1:2] == ":"
-        path = PureWindowsPath(written) if windows else PurePosixPath(written)
+        path = _as_path(written)
         inner = f"{path.parent.name}/{path.name}"
         candidates = [path.name, inner] if path.anchor else [path.as_posix(), path.name]
         found = (self.find(candidate) for candidate in candidates if candidate.strip("./"))
-        file = next((file for file in found if file is not None), None)
+        file = next((file for file in found if file is not None and file.path not in taken), None)
         if file is None and path.anchor:
             # This path is ours, not the description's: where it leads out, there is no neighbour.
             with suppress(HostPathRejected):
-                return self.find(f"../{inner}")
-        return file
+                file = self.find(f"../{inner}")
+        return None if file is None or file.path in taken else file
+
+
+def _as_path(written: str) -> PurePosixPath | PureWindowsPath:
+    """A path in the spelling of the system that wrote it."""
+    windows = "\\" in written or written[1:2] == ":"
+    return PureWindowsPath(written) if windows else PurePosixPath(written)
 
 
 def has_suffix(name: str, suffix: str) -> bool:

@@ -234,6 +234,23 @@ def test_two_disks_of_one_name_are_distinguished_by_their_folders(tmp_path: Path
     assert content(folder, tmp_path, "scsi0:0") == appliances.raw_disk(seed=1)
 
 
+@pytest.mark.parametrize(
+    ("first", "mistaken"), [("C:\\VMs\\Virtual Hard Disks\\d.vhdx", {"scsi0:0"}), ("C:\\VMs\\d.vhdx", {"ide0:0", "scsi0:0"})]
+)
+def test_two_disks_of_one_name_are_never_one_file(first: str, mistaken: set[str], tmp_path: Path) -> None:
+    folder = tmp_path / "web"
+    hyperv_exports.described(folder, configuration({"ide0:0": first, "scsi0:0": "D:\\Data\\D.vhdx"}))
+    appliances.image(folder / "Virtual Hard Disks", "d.vhdx", "vhdx", appliances.raw_disk())
+    for key in ("ide0:0", "scsi0:0"):
+        if key in mistaken:
+            with pytest.raises(MalformedArchive, match=rf"disks {key} and (ide0|scsi0):0 are two files of one name"):
+                VMCX.open_disk(folder, tmp_path, key)
+        else:
+            assert content(folder, tmp_path, key) == appliances.raw_disk()
+    with pytest.raises(MalformedArchive, match="are two files of one name"):
+        VMCX.inspect(folder, tmp_path)
+
+
 def test_two_machines_in_one_folder_are_a_choice(tmp_path: Path) -> None:
     folder = export(tmp_path)
     inner = folder / "Virtual Machines"

@@ -12,7 +12,7 @@ gives the machine at that moment.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -67,17 +67,17 @@ class VmcxExport:
         saved = _is_saved(export.folder, export.name) or vmcx_machine.saved_state_files(export.tree)
         checkpoints = sorted(_checkpoints(export.folder, besides=export.name), key=_age)
         machine = export.machine(snapshots=tuple(checkpoints), saved=saved)
-        measured = [_measured(export, disk, machine.drives[disk.key]) for disk in machine.manifest.disks]
+        measured = [_measured(export, disk, machine.drives) for disk in machine.manifest.disks]
         manifest = facts_of_disks.completed(machine.manifest, measured)
         disks = tuple(disk.model_copy(update={"source_path": machine.drives[disk.key].file_name}) for disk in manifest.disks)
         return manifest.model_copy(update={"disks": disks})
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         export = _opened(path, root)
-        drive = export.machine().drives.get(disk_key)
-        if drive is None:
+        drives = export.machine().drives
+        if disk_key not in drives:
             raise NotFound(f"{path.name} has no disk {disk_key!r}")
-        return OpenedDisk(_spec(export, disk_key, drive))
+        return OpenedDisk(_spec(export, disk_key, drives))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +202,14 @@ def _is_saved(folder: Folder, configuration: str) -> bool:
 # ── disks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _measured(export: _Export, disk: Disk, drive: Drive) -> Measured:
-    if drive.physical:
+def _measured(export: _Export, disk: Disk, drives: Mapping[str, Drive]) -> Measured:
+    if drives[disk.key].physical:
         return Measured(disk, concerns=(concerns.raw_device(disk.key, "a disk that the Hyper-V host passed through"),))
-    return facts_of_disks.measured(disk, lambda _: _spec(export, disk.key, drive))
+    return facts_of_disks.measured(disk, lambda _: _spec(export, disk.key, drives))
 
 
-def _spec(export: _Export, key: str, drive: Drive) -> ReaderSpec:
+def _spec(export: _Export, key: str, drives: Mapping[str, Drive]) -> ReaderSpec:
+    drive = drives[key]
     if drive.physical:
         raise UnsupportedFormat(
             f"disk {key} is a disk of its Hyper-V host ({drive.path[:200]!r}), which an export does not hold",
@@ -225,8 +226,30 @@ def _spec(export: _Export, key: str, drive: Drive) -> ReaderSpec:
             f"disk {key} is the file {drive.path!r}, and none of its name is in {export.folder.label} or its folders",
             hint="Export the machine again, or copy its disks, those of checkpoints too, into its folder Virtual Hard Disks.",
         )
+    if other := _other_of(export, drive, drives, file):
+        raise MalformedArchive(
+            f"disks {key} and {other} are two files of one name, {drive.path!r} and {drives[other].path!r}, and {file.name} is "
+            "the only one that was found",
+            hint="Rename one of them on the host and in the machine (Set-VMHardDiskDrive -Path), and export it again.",
+        )
     declared = "vhd" if drive.path.lower().endswith("vhd") else "vhdx"
     return files.disk_spec(file, export.folder.root, declared=declared, inner_root=export.folder.root)
+
+
+def _other_of(export: _Export, drive: Drive, drives: Mapping[str, Drive], file: FileRange) -> str | None:
+    """Another disk that means `file` as well as this drive does, or better: the folder's name decides, as for `_file`. A path
+    that both name is one disk."""
+
+    def is_in_its_folder(path: str) -> bool:
+        return PurePosixPath(file.name.lower()).parent.name == PureWindowsPath(path.lower()).parent.name
+
+    for key, other in drives.items():
+        if other.physical or other.path.lower() == drive.path.lower() or other.file_name.lower() != drive.file_name.lower():
+            continue
+        same = _file(export, other.path)
+        if same is not None and same.path == file.path and is_in_its_folder(other.path) >= is_in_its_folder(drive.path):
+            return key
+    return None
 
 
 def _file(export: _Export, written: str) -> FileRange | None:

@@ -98,15 +98,16 @@ def _parent(file: FileRange, root: Root, image_format: str) -> str | None:
 
 
 def _medium_file(folder: Folder, machine: Machine, uuid: str, *, is_parent: bool) -> FileRange:
-    """The medium's file by the registry, else by its UUID. A parent must have its UUID: another image of the same name would
-    give a mixture of two disks."""
+    """The medium's file by the registry, else by its UUID. A parent must have its UUID, as another image of the same name would
+    give a mixture of two disks; and no medium is the image with the UUID of another one."""
     medium = machine.media.get(uuid)
     if medium is not None and medium.encrypted:
         raise UnsupportedFormat(
             f"medium {uuid} is encrypted", hint="Remove the machine's disk encryption in VirtualBox, then import it again."
         )
     file = folder.find_written(medium.location) if medium is not None and medium.location else None
-    if file is not None and is_parent and _uuid_in(file, folder.root) not in (None, uuid):
+    its_own = None if file is None else _uuid_in(file, folder.root)
+    if its_own not in (None, uuid) and (is_parent or its_own in machine.media):
         file = None
     # Before VirtualBox 4 the registry was in another file; and people rename disks.
     found = file or _by_uuid(folder, uuid)

@@ -58,11 +58,12 @@ def _read(path: Path, root: Root) -> tuple[Folder, str, vmx.Machine]:
 def _spec(folder: Folder, machine: vmx.Machine, disk: Disk) -> ReaderSpec:
     """The disk's file is that of its newest snapshot, which names its parents and extents itself."""
     written = machine.files[disk.key]
-    file = folder.find_written(written)
+    file = folder.find_own(written, machine.files.values())
     if file is None:
         raise MalformedArchive(
             f"disk {disk.key} is the file {written!r}, which is neither in {folder.label} nor in a folder beside it",
-            hint="Copy all files of the VM, snapshots too, into one folder under the import root.",
+            hint="Copy all files of the VM, snapshots too, into one folder under the import root. Where two disks have one "
+            "name, rename one of them there and in the .vmx.",
         )
     return files.disk_spec(file, folder.root, declared="vmdk", inner_root=folder.root)
 
