@@ -72,6 +72,17 @@ def test_the_present_state_is_read_through_all_its_snapshots(tmp_path: Path) -> 
     assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
 
 
+def test_disks_are_in_the_order_of_their_ports_as_the_firmware_boots_them() -> None:
+    """VirtualBox writes them as they were attached: a system disk that was taken off and put back is the last one."""
+    device = '<AttachedDevice type="HardDisk" port="{}" device="{}"><Image uuid="{{{}}}"/></AttachedDevice>'
+    later = "".join(device.format(port, slave, FIRST) for port, slave in ((11, 0), (1, 0)))
+    vm = parsed(('<AttachedDevice type="HardDisk" hotpluggable', f'{later}<AttachedDevice type="HardDisk" hotpluggable'))
+    assert [disk.key for disk in vm.disks] == ["ide1:1", "sata0:0", "sata0:1", "sata0:11"]
+    first = device.format(0, 1, FIRST) + device.format(0, 0, SECOND)
+    vm = parsed(('<AttachedDevice type="HardDisk" port="1"', f'{first}<AttachedDevice type="HardDisk" port="1"'))
+    assert [disk.key for disk in vm.disks] == ["ide0:0", "ide0:1", "ide1:1", "sata0:0"]
+
+
 def test_a_newer_version_has_its_disks_in_hardware() -> None:
     """1.19 moved StorageControllers; both places are read."""
     moved = MACHINE.replace(b"</Hardware>\n    <StorageControllers>", b"<StorageControllers>")

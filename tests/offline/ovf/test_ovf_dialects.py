@@ -54,6 +54,19 @@ def test_vmware_boot_order_names_items_not_places() -> None:
     assert {disk.key: disk.boot_order for disk in manifest("ovftool").disks} == {"vmdisk1": 2, "vmdisk2": 1}
 
 
+def test_disks_of_a_controller_are_in_the_order_of_their_units_as_the_firmware_boots_them() -> None:
+    """VirtualBox writes items as its disks were attached; and an item of a deployment option replaces one further up."""
+    vm = edited(
+        "ovftool",
+        ("<rasd:Parent>5<", "<rasd:Parent>3<"),
+        (
+            "0</rasd:AddressOnParent>\n        <rasd:ElementName>Hard",
+            "2</rasd:AddressOnParent>\n        <rasd:ElementName>Hard",
+        ),
+    )
+    assert [(disk.key, disk.controller, disk.unit) for disk in vm.disks] == [("vmdisk2", "scsi0", 1), ("vmdisk1", "scsi0", 2)]
+
+
 def test_vmware_bios_is_the_default() -> None:
     vm = edited(
         "ovftool",

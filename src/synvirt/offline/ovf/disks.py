@@ -78,7 +78,7 @@ class Parsed(NamedTuple):
     hardware: Hardware
 
     def attached(self) -> Iterator[tuple[Attachment | None, Declared]]:
-        """The machine's disks in the order of the hardware items, one twice where two items name it; then those without an
+        """The machine's disks in the order of their places, one twice where two items name it; then those without an
         item, unless they may belong to another machine."""
         media = self.hardware.media_references
         disks = {key: disk for key, disk in self.disks.items() if not disk.is_cd and key not in media}

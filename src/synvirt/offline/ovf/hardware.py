@@ -119,7 +119,7 @@ def _parsed(section: Element, configuration: str) -> Hardware:
         cpu_count=None if cpu is None else _cpu_count(cpu),
         cores_per_socket=1 if cpu is None else _cores_per_socket(cpu),
         memory_bytes=None if memory is None else _memory_bytes(memory),
-        attachments=tuple(disks),
+        attachments=_by_unit(disks),
         nics=tuple(_nic(item, number) for number, item in enumerate(item for item in items if _type(item) == _NIC)),
         media=tuple(media),
         media_references=frozenset(media_references),
@@ -205,6 +205,18 @@ def _attachment(item: Element, controllers: dict[str, _Controller]) -> Attachmen
         mode=_settings(item).get("backing.diskmode", ""),
         boot_order=int(order) if _is_small_number(order) and order != "0" else None,
     )
+
+
+def _by_unit(disks: list[Attachment]) -> tuple[Attachment, ...]:
+    """In the items' order, but those of one controller by their units, as firmware boots them: VirtualBox writes its items as
+    the disks were attached, and an item of a deployment option comes after those that it is among."""
+    ordered = list(disks)
+    for controller in {disk.controller for disk in disks if disk.controller}:
+        places = [place for place, disk in enumerate(disks) if disk.controller == controller and disk.unit is not None]
+        sorted_ones = sorted((disks[place] for place in places), key=lambda disk: disk.unit or 0)
+        for place, disk in zip(places, sorted_ones, strict=True):
+            ordered[place] = disk
+    return tuple(ordered)
 
 
 def _references(item: Element) -> tuple[str, ...]:

@@ -130,11 +130,12 @@ def _disks(machine: Element, name: str) -> tuple[tuple[Disk, ...], dict[str, str
     for controller in () if storage is None else children(storage, "StorageController"):
         bus = _BUSES.get(attribute(controller, "type").lower(), "scsi")
         number = numbers[bus] = numbers.get(bus, -1) + 1
-        for device in children(controller, "AttachedDevice"):
+        # They are written as they were attached; the firmware boots them by their places.
+        for device in sorted(children(controller, "AttachedDevice"), key=_port):
             uuid = uuid_of(attribute(child(device, "Image"), "uuid"))
             if attribute(device, "type") != "HardDisk" or uuid is None:
                 continue
-            port, slave = (whole_number(attribute(device, each)) or 0 for each in ("port", "device"))
+            port, slave = _port(device)
             # The only VirtualBox IDE controller has two channels of two devices each; other buses have one disk per port.
             place = (f"ide{number * 2 + port}", slave) if bus == "ide" else (f"{bus}{number}", port)
             key = f"{place[0]}:{place[1]}"
@@ -146,6 +147,11 @@ def _disks(machine: Element, name: str) -> tuple[tuple[Disk, ...], dict[str, str
                 Disk(key=key, label=clean(label), capacity_bytes=0, format="vdi", bus=bus, controller=place[0], unit=place[1])
             )
     return tuple(disks), attached
+
+
+def _port(device: Element) -> tuple[int, int]:
+    """The port of an AttachedDevice, and its number there."""
+    return whole_number(attribute(device, "port")) or 0, whole_number(attribute(device, "device")) or 0
 
 
 def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Concern]) -> VmManifest:
