@@ -77,6 +77,18 @@ def test_vmware_bios_is_the_default() -> None:
     assert "uefi-state-lost" not in concern_ids(vm)
 
 
+@pytest.mark.parametrize(
+    ("name", "uefi", "bios"),
+    [("ovftool", 'vmw:value="efi"', 'vmw:value="bios"'), ("xenserver", "firmware=uefi;order", "firmware=bios;order")],
+)
+def test_a_bios_that_is_stated_is_one_whatever_is_left_of_secure_boot(name: str, uefi: str, bios: str) -> None:
+    """vSphere and XenServer keep the option of a VM whose firmware was changed back."""
+    assert manifest(name).secure_boot
+    vm = edited(name, (uefi, bios))
+    assert (vm.firmware, vm.secure_boot) == ("bios", False)
+    assert not {"uefi-state-lost", "secure-boot"} & concern_ids(vm)
+
+
 def test_vmware_pci_passthrough() -> None:
     vm = edited("ovftool", ("<rasd:ResourceSubType>vmware.vtpm<", "<rasd:ResourceSubType>vmware.pci.passthrough<"))
     assert "passthrough-device:Virtual TPM" in concern_ids(vm)

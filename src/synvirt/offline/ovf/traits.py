@@ -19,13 +19,15 @@ def is_paravirtualised(hardware: Hardware) -> bool:
 
 
 def firmware(root: Element, system: Element, machine: Element | None, hardware: Hardware) -> tuple[bool, bool]:
-    """(UEFI?, Secure Boot?) in VMware's, XenServer's, VirtualBox's and oVirt's words."""
+    """(UEFI?, Secure Boot?) in VMware's, XenServer's, VirtualBox's and oVirt's words. A BIOS that is stated has no Secure Boot:
+    vSphere and XenServer keep the option of a VM whose firmware was changed back."""
     settings = hardware.settings
+    boot = settings.get("hvm_boot_params", "").lower()
     secure = is_true(settings.get("bootoptions.efisecurebootenabled")) or is_true(settings.get("uefi.secureboot.enabled"))
-    uefi = (
-        settings.get("firmware", "").lower() in ("efi", "uefi")
-        or "firmware=uefi" in settings.get("hvm_boot_params", "").lower()
-    )
+    stated = settings.get("firmware", "").lower()
+    if stated == "bios" or "firmware=bios" in boot:
+        return False, False
+    uefi = stated in ("efi", "uefi") or "firmware=uefi" in boot
     secure = secure or "secureboot=true" in settings.get("platform", "").lower()
     uefi = uefi or virtualbox.is_uefi(machine)
     bios_type = text(system, "BiosType")
