@@ -62,11 +62,11 @@ def test_workstation() -> None:
     assert (vm.cpu_count, vm.cores_per_socket, vm.memory_bytes) == (4, 2, 4 * GIB)
     assert (vm.firmware, vm.secure_boot, vm.tpm, vm.guest_os.family) == ("uefi", True, False, "linux")
     assert [(disk.key, disk.bus, disk.controller, disk.unit, disk.source_path) for disk in vm.disks] == [
-        ("nvme0:0", "nvme", "nvme0", 0, "fast.vmdk"),
         ("scsi0:0", "scsi", "scsi0", 0, "web.vmdk"),
         ("scsi0:1", "scsi", "scsi0", 1, "data/web data.vmdk"),
+        ("nvme0:0", "nvme", "nvme0", 0, "fast.vmdk"),
     ]
-    assert [disk.boot_order for disk in vm.disks] == [1, 2, None]
+    assert [disk.boot_order for disk in vm.disks] == [2, None, 1]
     assert [(nic.key, nic.mac, nic.model, nic.network, nic.connected) for nic in vm.nics] == [
         ("ethernet0", "00:0c:29:b5:c6:d7", "vmxnet3", "nat", True),
         ("ethernet1", "00:50:56:01:02:03", "e1000e", "VM Network", False),
@@ -151,6 +151,14 @@ def test_a_device_without_present_is_there_if_it_has_a_file() -> None:
 def test_more_than_nine_units_are_in_order() -> None:
     lines = "".join(f'scsi0:{unit}.fileName = "{unit}.vmdk"\n' for unit in (10, 2, 1))
     assert [disk.unit for disk in vmx.parse(f'guestOS = "x"\n{lines}'.encode(), "a.vmx").manifest.disks] == [1, 2, 10]
+
+
+def test_a_disk_on_nvme_that_was_added_is_not_the_first() -> None:
+    """Without `bios.hddOrder` nothing in the file says what the VM boots from."""
+    places = ("nvme0:0", "scsi1:0", "scsi0:0", "sata0:0", "ide1:0")
+    lines = "".join(f'{place}.fileName = "a.vmdk"\n' for place in places)
+    disks = vmx.parse(f'guestOS = "x"\n{lines}'.encode(), "a.vmx").manifest.disks
+    assert [disk.key for disk in disks] == ["ide1:0", "sata0:0", "scsi0:0", "scsi1:0", "nvme0:0"]
 
 
 def test_shared_disks_and_passthrough_and_suspension() -> None:

@@ -36,6 +36,8 @@ _DISK_KEY = re.compile(r"((?:scsi|sata|ide|nvme)\d{1,2}):(\d{1,3})\.filename")
 _NIC_KEY = re.compile(r"ethernet(\d{1,2})\.present")
 _PASSTHROUGH_KEY = re.compile(r"(pcipassthru\d{1,3})\.present")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+# Kinds of controllers, in the order of their disks.
+_KINDS = ("ide", "sata", "scsi", "nvme")
 _PLACE = re.compile(r"(scsi|sata|ide|nvme)\d{1,2}:\d{1,3}")
 _PASSED_THROUGH = re.compile(r"scsi-passthru|scsi-nonpassthru-tape|atapi-passthru", re.IGNORECASE)
 # A device that is not a hard disk: `cdrom-image`, `cdrom-raw`, `atapi-cdrom`, `scsi-passthru`, …
@@ -150,7 +152,7 @@ def _attached(entries: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
     """Hard disks that are present and have a file: controllers in the order ide, sata, scsi, nvme, as VMware's BIOS has no
     order of its own unless `bios.hddOrder` gives one; then by number and unit."""
     devices = ((match[1], int(match[2]), file) for key, file in entries.items() if (match := _DISK_KEY.fullmatch(key)))
-    for controller, unit, file in sorted(devices):
+    for controller, unit, file in sorted(devices, key=lambda device: (_KINDS.index(device[0].rstrip("0123456789")), *device)):
         key = f"{controller}:{unit}"
         if not is_true(entries.get(f"{key}.present", "true")) or not is_true(entries.get(f"{controller}.present", "true")):
             continue
