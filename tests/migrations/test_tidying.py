@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 
@@ -16,6 +17,8 @@ from synvirt.migrations import source_vm, tidying
 from synvirt.migrations.tidying import Tidier, tidied
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import KIB
 from synvirt.store.tables import OWED_KINDS
 from tests.fakes.live import FakeAdapter
@@ -208,6 +211,57 @@ def test_a_failed_job_gives_the_guest_back_once_its_source_answers(house: House,
     assert house.store.ledger(job.id) == []
     assert house.platform.vm(VM)["snapshots"] == {}
     assert house.platform.vm(VM)["power"] == ("off" if moved_since else "on")
+
+
+def other_source(house: House, monkeypatch: pytest.MonkeyPatch) -> MigrationPlan:
+    """A plan of the same VM by another source, as of an ESXi host beside its vCenter. From now on the VM has a UUID."""
+    inspect = FakeAdapter.inspect
+
+    async def with_uuid(adapter: FakeAdapter, vm_id: str) -> VmManifest:
+        return (await inspect(adapter, vm_id)).model_copy(update={"uuid": "564d1b0e-0000-4000-8000-000000000001"})
+
+    monkeypatch.setattr(FakeAdapter, "inspect", with_uuid)
+    other = UUID(int=8)
+    house.other_platforms[other] = house.platform
+    return live_plan("Cold", source_ref={"kind": "live_vm", "source_id": str(other), "vm_id": VM})
+
+
+def test_a_guest_that_has_come_here_by_another_source_stays_off(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies of one guest must never run at once."""
+    elsewhere = other_source(house, monkeypatch)
+    job = ended(house, when=guest_is_off)
+    assert job.state is State.FAILED
+    back(house)
+    assert house.run(house.intake.submit(elsewhere).id).state is State.COMPLETED
+    Tidier(house.rooms, host="local").look()
+    assert house.store.ledger(job.id) == []
+    assert house.platform.vm(VM)["power"] == "off"
+
+
+def test_a_vm_that_another_job_reads_by_another_source_is_left_alone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = other_source(house, monkeypatch)
+    job = ended(house)
+    back(house)
+    other = house.intake.submit(elsewhere)
+    manifest = house.store.get(job.id).manifest
+    house.store.change(other.id, State.QUEUED, lambda found: found.model_copy(update={"manifest": manifest}))
+    Tidier(house.rooms, host="local").look()
+    assert owed(house, job)
+
+
+def test_a_comparison_of_an_older_copy_does_not_keep_the_guest_off(house: House) -> None:
+    """A repair is a job of the same VM, and moves nothing."""
+    plan = live_plan("Cold", target={"start": False, "name": "older", "identity": "new"})
+    older = house.run(house.intake.submit(plan).id)
+    assert older.state is State.COMPLETED
+    house.platform.power(VM, "on")
+    job = ended(house, when=guest_is_off)
+    assert "source_power" in kept(house, job)
+    back(house)
+    assert house.run(house.intake.repair(older.id, check_only=True).id).state is State.COMPLETED
+    Tidier(house.rooms, host="local").look()
+    assert house.store.ledger(job.id) == []
+    assert house.platform.vm(VM)["power"] == "on"
 
 
 def test_a_source_is_not_powered_on_beside_a_domain_that_may_live(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

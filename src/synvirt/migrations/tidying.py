@@ -16,13 +16,13 @@ from functools import partial
 from uuid import UUID
 
 import structlog
-from pydantic_core import to_json
 
 from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
 from synvirt.migrations.advance import SWEEPERS, undone
 from synvirt.migrations.job import Job
+from synvirt.migrations.planning import taken
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration
@@ -76,15 +76,6 @@ class Tidier:
             else:
                 self._pauses.begin(migration.id)
 
-    def _is_read(self, migration: Migration) -> bool:
-        """Whether another job has this VM now, on whichever host: it may count on the change tracking that this one switched
-        on. Asked just before each try, as those before it may have taken an hour. Blocks."""
-        ref = migration.plan.source_ref
-        if ref.kind != "live_vm":
-            return False
-        unended = self._rooms.store.unended(naming=to_json(ref.vm_id).decode())
-        return any(one.plan.source_ref == ref for one in unended)
-
     async def _tidied(self, migration: Migration) -> bool:
         job = Job(migration, self._rooms, self.stop)
         with structlog.contextvars.bound_contextvars(job=str(job.id)):
@@ -100,7 +91,9 @@ class Tidier:
     async def _all_of(self, job: Job) -> bool:
         entries = await job.in_thread(self._rooms.store.ledger, job.id)
         left = [entry for entry in entries if job.migration.state in _DONE_WITH or entry.kind in OWED_KINDS]
-        if is_read := await job.in_thread(self._is_read, job.migration):
+        # Asked just before each try, as those before it may have taken an hour: whoever has the VM now may count on the change
+        # tracking that this job switched on.
+        if is_read := await job.in_thread(taken.is_read, self._rooms, job.migration):
             # A guest of it that is left here goes all the same: two copies of one guest must never run at once.
             left = [entry for entry in left if entry.kind not in _AT_SOURCE]
         gone = [entry async for entry in undone(left, partial(self._gone, job))]
@@ -136,7 +129,8 @@ class Tidier:
             await SWEEPERS[entry.kind](job, entry.name)
 
     def _still_wanted(self, migration: Migration) -> bool:
-        """Whether the guest of a failed job must be on at its source; not, where a later job has moved it here. Blocks."""
+        """Whether the guest of a failed job must be on at its source; not, where a later job has moved it here, by whichever
+        source. A repair moves nothing. Blocks."""
         if migration.finished_at is None or now() - migration.finished_at > POWER_ON_WITHIN:
             return False
         cursor = None
@@ -145,7 +139,8 @@ class Tidier:
             for other in readable(Migration, documents):
                 if other.created_at <= migration.created_at:
                     return True
-                if other.plan.source_ref == migration.plan.source_ref and other.state not in _DONE_WITH:
+                moves = other.repair is None and other.state not in _DONE_WITH
+                if moves and taken.is_of_same(migration, other):
                     return False
             if cursor is None:
                 return True

@@ -1,4 +1,4 @@
-"""Whether another job is at work on a live VM. Two jobs would power it off for each other."""
+"""Whether another job is at work on a live VM, or was. Two jobs would power it off and on for each other."""
 
 from collections.abc import Iterator
 
@@ -25,10 +25,33 @@ def refuse_same(rooms: Rooms, kind: LiveKind, ref: LiveVmRef, manifest: VmManife
     if manifest.uuid is None:
         return
     for other, theirs in _of_live_vms(rooms, manifest.uuid):
-        if other.plan.source.Live != kind or theirs.source_id == ref.source_id or other.manifest is None:
-            continue
-        if (other.manifest.uuid, other.manifest.name) == (manifest.uuid, manifest.name):
+        if theirs.source_id != ref.source_id and _is_same(kind, manifest, other):
             raise _taken(other, f"the machine {manifest.name} of UUID {manifest.uuid}, by another source")
+
+
+def is_of_same(job: Migration, other: Migration) -> bool:
+    """Whether both jobs are of one live VM, by one source or, as above, by two."""
+    kind, ref, theirs = job.plan.source.Live, job.plan.source_ref, other.plan.source_ref
+    if kind is None or ref.kind != "live_vm" or theirs.kind != "live_vm":
+        return False
+    if theirs.source_id == ref.source_id:
+        return theirs.vm_id == ref.vm_id
+    return job.manifest is not None and _is_same(kind, job.manifest, other)
+
+
+def is_read(rooms: Rooms, job: Migration) -> bool:
+    """Whether an unended job, on whichever host and by whichever source, is of the same live VM as this job. Blocks."""
+    if job.plan.source_ref.kind != "live_vm":
+        return False
+    uuid = None if job.manifest is None else job.manifest.uuid
+    names = [job.plan.source_ref.vm_id] if uuid is None else [job.plan.source_ref.vm_id, uuid]
+    return any(is_of_same(job, other) for name in names for other, _ in _of_live_vms(rooms, name))
+
+
+def _is_same(kind: LiveKind, manifest: VmManifest, other: Migration) -> bool:
+    if manifest.uuid is None or other.plan.source.Live != kind or other.manifest is None:
+        return False
+    return (other.manifest.uuid, other.manifest.name) == (manifest.uuid, manifest.name)
 
 
 def _of_live_vms(rooms: Rooms, name: str) -> Iterator[tuple[Migration, LiveVmRef]]:
