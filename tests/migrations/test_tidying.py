@@ -1,6 +1,8 @@
 """What a job that has ended could not tidy up: tried again, seldom and not forever, until it is gone."""
 
 import asyncio
+import errno
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
+from synvirt.proof import keeping
 from synvirt.sizes import KIB
 from synvirt.store.tables import OWED_KINDS
 from tests.fakes.live import FakeAdapter
@@ -157,6 +160,25 @@ def test_a_source_that_was_removed_is_owed_nothing(house: House, monkeypatch: py
     object.__setattr__(house.rooms, "sessions", Sessions(house.connect))
     Tidier(house.rooms, host="local").look()
     assert owed(house, job) == []
+
+
+def test_a_job_without_a_receipt_says_so_once_its_source_is_tidied_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then it shows what it owes its source."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(keeping, "write_bag", full)
+    job = ended(house)
+    assert job.receipt is None
+    assert job.last_error is not None
+    assert job.last_error.code == "E_MIG_SOURCE_UNREACHABLE"
+    back(house)
+    Tidier(house.rooms, host="local").look()
+    found = house.store.get(job.id).last_error
+    assert found is not None
+    assert (found.code, found.fatal) == ("E_MIG_PERSIST_FAILED", False)
+    assert "its receipt could not be made" in found.message
 
 
 @pytest.mark.parametrize("host", ["local", "another"])

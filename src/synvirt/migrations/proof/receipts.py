@@ -13,7 +13,7 @@ import structlog
 from synvirt.errors import Internal, PersistFailed, SynvirtError
 from synvirt.jobs.orders import HashesOrder
 from synvirt.migrations.job import Job
-from synvirt.migrations.memory import Hashed, JobMemory, noting
+from synvirt.migrations.memory import Hashed, JobMemory, Passing, noting
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode
 from synvirt.model.rehearsal import Rehearsal, RehearsalState
@@ -95,10 +95,18 @@ async def give(job: Job) -> None:
         except (SynvirtError, OSError) as error:
             cause = error.detail if isinstance(error, SynvirtError) else error.strerror or type(error).__name__
             log.warning("no receipt is made", job=str(job.id), cause=cause)
-            if job.migration.last_error is None:
-                await job.change(last_error=job.problem(_why_none(error, cause), fatal=False))
+            await _say(job, _why_none(error, cause))
     await job.in_thread(receipts.forget_hashes, job.id)
     await job.strike(HASHES, str(job.id))
+
+
+async def _say(job: Job, trouble: SynvirtError) -> None:
+    """Shows it as the job's last error, unless one that stays is there. What the job still owes its source is shown first."""
+    passing, problem = (await job.memory()).passing, job.problem(trouble, fatal=False)
+    if passing is None and job.migration.last_error is None:
+        await job.change(last_error=problem)
+    elif passing is not None and passing.before is None:
+        await job.note(passing=Passing(before=problem))
 
 
 def _why_none(error: SynvirtError | OSError, cause: str) -> SynvirtError:
