@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ import pytest
 from sqlalchemy import select, update
 
 from synvirt import programs
+from synvirt.errors import Internal
 from synvirt.fleet.model import MemberState, Wave, WaveState
 from synvirt.fleet.waves import Waves
 from synvirt.fleet.webhooks.delivering import FIRST_PAUSE_S, GIVEN_UP_AFTER_S, LONGEST_PAUSE_S, Delivering, Ways, confined
@@ -320,6 +322,28 @@ def test_a_command_that_fails_or_takes_too_long_is_run_again(night: HookedNight)
     assert any("ended with 1" in (one or "") for one in answers)
     assert {one.state for one in night.deliveries(made.id)} == {PENDING}
     assert confined(night.commands["bad"])[-2:] == ["--", "false"]
+
+
+def test_a_command_that_takes_long_is_not_run_by_another_host_meanwhile(
+    night: HookedNight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All hosts send: one that finds it due runs it, beside the first."""
+    limit_s, due = 600.0, list[float]()
+
+    def slow(*_: object, **__: object) -> None:
+        (one,) = night.deliveries(made.id)
+        due.append(one.next_at - time.time())
+        raise Internal("it found nobody at home")
+
+    monkeypatch.setattr(programs, "run", slow)
+    night.commands["slow"] = WaveCommandSetting(argv=("true",), timeout_s=limit_s)
+    night.anew(LOCAL)
+    made = night.hooked({"command": "slow"})
+    night.waves.go(made.id)
+    sent = night.sent()
+    assert due[0] > limit_s
+    assert sent.state == PENDING
+    assert sent.next_at - time.time() <= FIRST_PAUSE_S, "it is run again soon, as it has ended"
 
 
 def test_a_webhook_for_which_there_is_no_thread_now_is_sent_later(

@@ -105,8 +105,16 @@ class HookRows:
             done = db.execute(update(wave_deliveries).where(*same, wave_deliveries.c.attempts == one.attempts).values(**values))
             return done.rowcount == 1
 
+    def put_off(self, one: DeliveryRow, *, pause_s: float, answer: str) -> None:
+        """Notes that the attempt for which `one` was taken has failed: it is due again after `pause_s`. Nothing changes, where
+        another process has taken it since."""
+        same = (wave_deliveries.c.number == one.number, wave_deliveries.c.state == PENDING)
+        with self._writing() as db:
+            values = {"next_at": time.time() + pause_s, "answer": answer}
+            db.execute(update(wave_deliveries).where(*same, wave_deliveries.c.attempts == one.attempts + 1).values(**values))
+
     def settle(self, number: int, *, state: str, answer: str) -> None:
-        """Notes the result of an attempt. `pending`: it is tried again when its pause is over."""
+        """Notes the result of the last attempt."""
         same = (wave_deliveries.c.number == number, wave_deliveries.c.state == PENDING)
         with self._writing() as db:
             db.execute(update(wave_deliveries).where(*same).values(state=state, answer=answer))

@@ -35,7 +35,7 @@ from synvirt.fleet.webhooks.events import Hooks
 from synvirt.outgoing import Guard
 from synvirt.settings import WaveCommandSetting
 from synvirt.store.documents import Unreadable
-from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow, HookRows
+from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, DeliveryRow, HookRows
 from synvirt.store.waves import WaveRows
 from synvirt.transport.asking import status_of
 
@@ -130,7 +130,10 @@ class Delivering:
         if (lacks := self._lacks(found, opened)) is not None:  # another host may have it
             # Where another host has tried, what it was answered is the cause.
             return self._give_up(one, found, one.answer or lacks) if too_late else False
-        if not self._rows.take(one, pause_s=min(FIRST_PAUSE_S * 2 ** min(one.attempts, 20), LONGEST_PAUSE_S) + ANSWER_S):
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(one.attempts, 20), LONGEST_PAUSE_S)
+        # No other host takes it before this attempt must have ended, and been noted.
+        attempt_s = 0.0 if found.command is None else self._ways.commands[found.command].timeout_s
+        if not self._rows.take(one, pause_s=pause_s + attempt_s + ANSWER_S):
             return True
         try:
             outcome = self._outcome(one, found, opened)
@@ -139,7 +142,10 @@ class Delivering:
             outcome = Outcome(False, f"{type(error).__name__}: {error}"[:500])
         if not outcome.taken and (too_late or not outcome.again):
             return self._give_up(one, found, outcome.answer)
-        self._rows.settle(one.number, state=DELIVERED if outcome.taken else PENDING, answer=outcome.answer)
+        if outcome.taken:
+            self._rows.settle(one.number, state=DELIVERED, answer=outcome.answer)
+        else:
+            self._rows.put_off(one, pause_s=pause_s, answer=outcome.answer)
         return outcome.taken
 
     def _lacks(self, hook: HookShown, opened: tuple[str, bytes] | None) -> str | None:
