@@ -468,25 +468,6 @@ def test_a_picture_goes_with_its_rehearsal(stage: Stage) -> None:
     assert list(screens.iterdir()) == []
 
 
-def test_a_host_that_was_lost_ends_it(tmp_path: Path) -> None:
-    """Its job is another host's by now: what the rehearsal made is swept there, as far as that host reaches it."""
-    stage = Stage(tmp_path / "house", FakeHypervisor(fail="silent"))
-    job = stage.submit()
-    stage.begin_job(job.id)
-    stage.holds(job.id)
-    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
-    stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state is RehearsalState.PREPARING)
-    object.__setattr__(stage.house.rooms, "host", "another")
-    stage.begin(rehearsal.id)
-    stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state in REHEARSED)
-    found = stage.asking.get(job.id, rehearsal.id)
-    assert found.state is RehearsalState.FAILED
-    assert found.error is not None
-    assert "is lost" in found.error.message
-    stage.cancel(job.id)
-    stage.close()
-
-
 def test_a_delta_threshold_is_no_matter(stage: Stage) -> None:
     """A job that cuts over by itself may be rehearsed as long as it has not begun to."""
     stage.house.platform.add_vm(VM, {DISK: CONTENT})

@@ -3,6 +3,7 @@ thread while it does something."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from uuid import UUID
@@ -16,7 +17,7 @@ from synvirt.migrations.rooms import Rooms
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import RehearsalState
 from synvirt.rehearsals.network import Bubble
-from synvirt.rehearsals.steps import STEPS, failed
+from synvirt.rehearsals.steps import STEPS, failed, refuse_lost, sweep_here
 from synvirt.rehearsals.together import Networks
 from synvirt.rehearsals.under_way import LetGo, LookInside, NotYet, UnderWay
 from synvirt.store.documents import Unreadable
@@ -43,8 +44,9 @@ class Rehearsals:
         self._rooms, self._ca_file, self.screens, self._begin_network = rooms, ca_file, screens, begin_network
         self._look_inside = look_inside
         self._networks = None if begin_network is None else Networks(begin_network)
-        rows = rooms.store.rehearsals
-        self._runner = Runner(self._run, lambda: rows.unended_ids(host=rooms.host), name="rehearsals")
+        # Whether to look for what this host left when its jobs were taken over; and the rehearsals that were found so.
+        self._look_for_left, self._left = True, set[UUID]()
+        self._runner = Runner(self._run, self._to_run, name="rehearsals")
 
     def start(self) -> None:
         """Runs this host's rehearsals from here on."""
@@ -59,7 +61,15 @@ class Rehearsals:
         self._runner.pause()
 
     def resume(self) -> None:
+        self._look_for_left = True
         self._runner.resume()
+
+    def _to_run(self) -> list[UUID]:
+        rows, host = self._rooms.store.rehearsals, self._rooms.host
+        if self._look_for_left:
+            self._left = set(rows.left_ids(host=host))
+            self._look_for_left = False
+        return [*rows.unended_ids(host=host), *self._left]
 
     def close(self) -> None:
         self._runner.close()
@@ -117,6 +127,11 @@ class Rehearsals:
 
     def _moved_on(self, under_way: UnderWay) -> bool:
         """Moves it as far as it goes now. Whether that is all: it has ended, or was let go of."""
+        if under_way.rehearsal.id in self._left:
+            with suppress(LetGo):
+                sweep_here(under_way)
+                self._left.discard(under_way.rehearsal.id)
+            return True
         names = {"rehearsal": str(under_way.rehearsal.id), "job": str(under_way.rehearsal.migration_id)}
         with structlog.contextvars.bound_contextvars(**names):
             try:
@@ -134,6 +149,7 @@ class Rehearsals:
         try:
             if state is not RehearsalState.SWEEPING and state is not RehearsalState.WAITING:
                 under_way.check()
+                refuse_lost(under_way)
             changes = STEPS[state](under_way)
         except (PersistFailed, LetGo, NotYet):
             raise

@@ -72,11 +72,15 @@ def waiting(under_way: UnderWay) -> dict[str, object]:
     return {}
 
 
+def refuse_lost(under_way: UnderWay) -> None:
+    """Interrupted, where another host had it: its guest may still run there, and write to the clones."""
+    if (host := under_way.rehearsal.host) != under_way.rooms.host:
+        raise Interrupted(f"host {host}, which had the rehearsal, is lost", hint="rehearse again")
+
+
 def preparing(under_way: UnderWay) -> dict[str, object]:
     """Prepares the clones with the guest's drivers, as the job will prepare the volumes."""
     rehearsal, job, preparer = under_way.rehearsal, under_way.job, under_way.rooms.preparer
-    if rehearsal.host != under_way.rooms.host:
-        raise Interrupted(f"host {rehearsal.host}, which had the rehearsal, is lost", hint="rehearse again")
     volumes = _volumes(under_way, job)
     if not rehearsal.read and rehearsal.conversion_s is None and (found := _read(under_way, volumes)):
         under_way.move(read=found)
@@ -346,14 +350,26 @@ def failed(under_way: UnderWay, error: SynvirtError) -> dict[str, object]:
 
 def sweeping(under_way: UnderWay) -> dict[str, object]:
     """Removes all that it made, the guest first. The rehearsal ends only after that: whatever fails is tried again."""
+    _until_done(under_way, [*_undoing(under_way), lambda: _unclone(under_way)])
+    return {"state": under_way.rehearsal.outcome or RehearsalState.FAILED, "finished_at": now()}
+
+
+def sweep_here(under_way: UnderWay) -> None:
+    """Removes what this host alone has of it. Its job, with the clones, was taken over by another host."""
+    _until_done(under_way, _undoing(under_way))
+
+
+def _undoing(under_way: UnderWay) -> list[Callable[[], object]]:
     rehearsal, rooms = under_way.rehearsal, under_way.rooms
-    steps: list[Callable[[], object]] = [
+    return [
         lambda: rooms.hypervisor.undefine(rehearsal.id, rehearsal.id),
         under_way.close,
         lambda: rooms.hypervisor.forget_screenshot(rehearsal.id),
         lambda: rooms.preparer.discard(str(rehearsal.id)),
-        lambda: _unclone(under_way),
     ]
+
+
+def _until_done(under_way: UnderWay, steps: list[Callable[[], object]]) -> None:
     pauses = iter(SWEEP_PAUSES_S)
     while steps:
         left = []
@@ -366,7 +382,7 @@ def sweeping(under_way: UnderWay) -> dict[str, object]:
                 unexpected = not isinstance(error, SynvirtError)
                 log.warning(
                     "what a rehearsal made cannot be removed now",
-                    rehearsal=str(rehearsal.id),
+                    rehearsal=str(under_way.rehearsal.id),
                     cause=str(error),
                     exc_info=unexpected,
                 )
@@ -374,7 +390,6 @@ def sweeping(under_way: UnderWay) -> dict[str, object]:
         steps = left
         if steps:
             under_way.pause(next(pauses, SWEEP_PAUSES_S[-1]))
-    return {"state": rehearsal.outcome or RehearsalState.FAILED, "finished_at": now()}
 
 
 def _unclone(under_way: UnderWay) -> None:

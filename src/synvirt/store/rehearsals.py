@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from uuid import UUID
 
+from pydantic_core import to_json
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from synvirt.errors import Conflict, not_listed
@@ -92,6 +93,15 @@ class RehearsalRows:
         chosen = (migrations.c.host == host, rehearsals.c.state.not_in(_ENDED))
         with self._reading() as db:
             return [UUID(row.id) for row in db.execute(query.where(*chosen).order_by(rehearsals.c.number))]
+
+    def left_ids(self, *, host: str) -> list[UUID]:
+        """The ids of the rehearsals that this host had, and whose jobs other hosts have taken over."""
+        query = select(rehearsals.c.document).join(migrations, migrations.c.id == rehearsals.c.migration_id)
+        chosen = (migrations.c.host != host, is_known(rehearsals.c.version))
+        named = rehearsals.c.document.contains(to_json(host).decode(), autoescape=True)
+        with self._reading() as db:
+            found = readable(Rehearsal, db.execute(query.where(*chosen, named)).scalars())
+        return [one.id for one in found if one.host == host]
 
     def ids(self) -> set[UUID]:
         """The ids of all rehearsals."""
