@@ -1,5 +1,6 @@
 """A plan that names an upload: imported whole, kept while it is read, refused when it is not there."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -10,6 +11,7 @@ from synvirt.errors import Conflict, InvalidPlan, UploadNotFound
 from synvirt.migrations.intake import Intake
 from synvirt.model.files import Upload
 from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.settings import Settings, prepare_data_dir
 from tests.house import House
@@ -58,6 +60,50 @@ def test_an_upload_that_is_not_there_is_refused_at_once(house: House) -> None:
     nobody = uuid4()
     with pytest.raises(UploadNotFound, match=str(nobody)):
         house.intake.submit(plan(nobody))
+
+
+def test_an_upload_is_not_removed_under_a_job_that_is_submitted(
+    house: House, upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of both is refused, also where the submission comes between the look for readers and the removal."""
+    errors: list[Exception] = []
+
+    def submit() -> None:
+        try:
+            house.intake.submit(plan(upload.id))
+        except Exception as error:
+            errors.append(error)
+
+    submitting, readers = threading.Thread(target=submit), house.store.uploads.readers
+
+    def meanwhile(upload_id: UUID) -> list[UUID]:
+        found = readers(upload_id)
+        submitting.start()
+        submitting.join(1)
+        return found
+
+    monkeypatch.setattr(house.store.uploads, "readers", meanwhile)
+    house.uploads.remove(upload.id)
+    submitting.join()
+    assert [type(error) for error in errors] == [UploadNotFound]
+    assert house.store.unended() == []
+
+
+def test_an_upload_that_is_removed_while_its_plan_is_checked_is_refused(
+    house: House, upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep of expired uploads, for example: the check reads the file, and takes its time."""
+    check = house.intake._check
+
+    def slow(wanted: MigrationPlan) -> VmManifest | None:
+        manifest = check(wanted)
+        house.uploads.remove(upload.id)
+        return manifest
+
+    monkeypatch.setattr(house.intake, "_check", slow)
+    with pytest.raises(UploadNotFound, match=str(upload.id)):
+        house.intake.submit(plan(upload.id))
+    assert house.store.unended() == []
 
 
 def test_an_upload_that_is_gone_when_the_job_begins_fails_it(house: House, upload: Upload) -> None:

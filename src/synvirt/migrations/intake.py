@@ -291,6 +291,10 @@ def check_corrected(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | No
 
 
 def check_free(rooms: Rooms, plan: MigrationPlan) -> None:
-    """Conflict, if another job works on the plan's VM. Quick: it asks only the store."""
-    if plan.source_ref.kind == "live_vm":
-        refuse_taken(rooms, plan.source_ref)
+    """Conflict, if another job works on the plan's VM; UploadNotFound, if its upload was removed meanwhile. Quick: it asks only
+    the store."""
+    match plan.source_ref.kind:
+        case "live_vm":
+            refuse_taken(rooms, plan.source_ref)
+        case "upload":
+            rooms.upload_path(plan.source_ref.upload_id)

@@ -124,7 +124,8 @@ class Uploads:
 
     def remove(self, upload_id: UUID) -> None:
         """Removes an upload. UploadNotFound; Conflict, while an unended job reads it or a member of a wave waits for that."""
-        with self._moving:
+        # No job that names it is added meanwhile.
+        with self._rows.adding(), self._moving:
             self._rows.get(upload_id, host=self._host)
             readers = self._rows.readers(upload_id)
             if readers:

@@ -114,7 +114,7 @@ class Store:
         self._engine = opened(url)
         self._connections = Connections(self._engine)
         self.on_commit = on_commit
-        self.uploads = UploadRows(reading=self._reading, writing=self._writing)
+        self.uploads = UploadRows(reading=self._reading, writing=self._writing, adding=self.adding)
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
         self.slots = SlotRows(reading=self._reading, writing=self._writing)
@@ -168,7 +168,7 @@ class Store:
     @contextmanager
     def adding(self) -> Iterator[None]:
         """Only one thread of all hosts is in this block. So a job that it has not found, no other has added when it adds its
-        own. On SQLite there is only one host."""
+        own, or removes what such a job would need. On SQLite there is only one host."""
         # Also within a process: threads that wait for the database's lock hold a connection each, and the block needs another.
         with self._adding, self._reading() as db:
             one_at_a_time(db, ADDING_LOCK)

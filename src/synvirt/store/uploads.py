@@ -18,10 +18,12 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
 class UploadRows:
-    """The uploads that are complete."""
+    """The uploads that are complete. `adding`: as in the store, the block in which jobs are added."""
 
-    def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
-        self._reading, self._writing = reading, writing
+    def __init__(
+        self, *, reading: Transaction, writing: Transaction, adding: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._reading, self._writing, self.adding = reading, writing, adding
 
     def add(self, upload: Upload, *, host: str) -> None:
         """Registers an upload whose bytes are complete on `host`."""
