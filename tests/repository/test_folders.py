@@ -105,7 +105,7 @@ def test_the_laws_of_the_calls(folder: Folder) -> None:
     assert folder.entries("packs") == []
     back_up(repository, disk("AAAABBBB"))
     (pack,) = folder.entries("packs")
-    assert 0 <= folder.clock() + 1 - pack.modified_at < 60  # a peer says whole seconds
+    assert abs(folder.clock() - pack.modified_at) < 60  # a peer says whole seconds, and renews its date once a second
     whole = folder.read(f"packs/{pack.name}")
     assert len(whole) == pack.size_bytes
     assert f"{blake3(whole).hexdigest()}.pack" == pack.name
