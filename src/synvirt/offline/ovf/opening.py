@@ -76,13 +76,16 @@ class Opened:
     def is_digested(self, file: FileReference) -> bool:
         """Whether the manifest has the file's digest."""
         first = f"{file.href}.{0:09d}" if file.chunk_bytes else file.href
-        return "://" not in first and self._inner_name(first) in self._digests
+        found = None if "://" in first else _file_of(self.package, self.name, first)
+        return found is not None and found.name in self._digests
 
     def content(self, disk: Declared) -> Content:
         """UnsupportedFormat, MalformedArchive."""
 
         def find(href: str) -> FileRange | None:
-            return self.package.find(self._inner_name(href))
+            if "://" in href:
+                raise UnsupportedFormat(f"{self.name} needs {href[:200]}, which is not in the package")
+            return _file_of(self.package, self.name, href)
 
         return content_of(disk, find, root=self.package.root, label=self.package.label)
 
@@ -97,11 +100,6 @@ class Opened:
         name = content.parts[0].name
         head = content.head if content.head is not None else files.head_of(content.parts[0], self.package.root)
         return files.image_over(content.spec, files.format_of(head), name=name, declared=declared)
-
-    def _inner_name(self, href: str) -> str:
-        if "://" in href:
-            raise UnsupportedFormat(f"{self.name} needs {href[:200]}, which is not in the package")
-        return _inner_name(self.package, self.name, href)
 
     def _verify_description(self) -> None:
         digest = self._digests.get(self.name)
@@ -124,8 +122,7 @@ def _digests(package: Package, description: str) -> tuple[str | None, dict[str, 
     digests: dict[str, Digest] = {}
     entries = manifest_file.parse(files.read_all(require(package, chosen), package.root, MANIFEST_MAX_BYTES), chosen)
     for written, digest in entries.items():
-        name = _inner_name(package, description, written)
-        file = package.find(name)
+        file = _file_of(package, description, written)
         if file is None:
             raise MalformedArchive(
                 f"{chosen} names the file {written!r}, which {package.label} does not have",
@@ -136,12 +133,12 @@ def _digests(package: Package, description: str) -> tuple[str | None, dict[str, 
     return chosen, digests
 
 
-def _inner_name(package: Package, description: str, written: str) -> str:
-    """A file's path in the package, as that has it: as written it is relative to the description, and sometimes URL-encoded."""
+def _file_of(package: Package, description: str, written: str) -> FileRange | None:
+    """The file of the package that is written so: relative to the description, and sometimes URL-encoded."""
     folder = posixpath.dirname(description)
     names = [posixpath.normpath(posixpath.join(folder, each)) for each in (written, unquote(written))]
     found = (package.find(name) for name in names)
-    return next((file.name for file in found if file is not None), names[0])
+    return next((file for file in found if file is not None), None)
 
 
 def beside(package: Package, description: str, suffix: str) -> str | None:
