@@ -191,11 +191,13 @@ class Metrics:
         return None if job.ended else self._first_seen(json.loads(job.model_dump_json()))
 
     def _first_seen(self, job: dict[str, Any]) -> _Seen:
-        """Bytes copied before our start, or by the job that this one continues, are not counted again."""
-        ours = job["created_at"] >= self._began_at and job["retry_of"] is None
-        seen = _Seen(way=_way(job), bytes_done=0 if ours else job["progress"]["bytes_done"], error_at=self._began_at)
+        """Bytes copied before our start, by the job that this one continues, or by the host that had it before, are not counted
+        again."""
         if job["id"] in self._seen:
             seen = self._of_another_host(job, here=True)
+        else:
+            ours = job["created_at"] >= self._began_at and job["retry_of"] is None
+            seen = _Seen(way=_way(job), bytes_done=0 if ours else job["progress"]["bytes_done"], error_at=self._began_at)
         self._seen[job["id"]] = seen
         return seen
 
