@@ -314,14 +314,19 @@ def open_writer(spec: WriterSpec) -> DiskWriter:
     return RbdWriter(spec)
 
 
-def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str = "") -> RawSpec | ImageSpec | QemuSpec:
+def detect(
+    path: Path, *, offset: int = 0, length: int | None = None, name: str = "", root: Path | None = None
+) -> RawSpec | ImageSpec | QemuSpec:
     """How to read a file, or the range of it that is an archive's member, by its magic; raw where there is none.
 
-    An image that our own readers do not read is QEMU's (see `fallback`).
+    An image that our own readers do not read is QEMU's (see `fallback`). `root`: the folder in which files that the image
+    names may lie, at or above its own, which is the default.
 
     Only for a person's own command line: a guest can write any magic into its raw disk, so elsewhere the format is always
     given.
     """
+    root = root or path.parent
+    name = name or str(path.relative_to(root))
     raw = RawSpec(path=str(path), offset=offset, length=length)
     reader = RawReader(raw.path, raw.offset, raw.length)
     try:
@@ -330,5 +335,5 @@ def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str 
     finally:
         reader.close()
     if driver is not None:
-        return qemu_spec(raw, driver, name or path.name)
-    return raw if found is None else ImageSpec(format=found, over=raw, root=str(path.parent), name=name or path.name)
+        return qemu_spec(raw, driver, name)
+    return raw if found is None else ImageSpec(format=found, over=raw, root=str(root), name=name)

@@ -29,6 +29,8 @@ _O_PATH = os.O_PATH | os.O_CLOEXEC
 # PATH_MAX with its NUL: a longer name cannot be opened, so it is refused.
 _NAME_MAX_BYTES = 4095
 _NAMES_HINT = "a path has at most 4095 bytes, each name on it 255, and no null byte"
+# Of a path that leads out of the root. The command line has another hint.
+LEADS_OUT = "only files under the import root are opened"
 # The kernel's limit for one walk (MAXSYMLINKS).
 _LINKS_MAX = 40
 # openat2 answers EAGAIN while something in the tree is renamed; a walk that loses this often is under attack.
@@ -280,9 +282,7 @@ def _translated(problem: OSError, name: str) -> Exception:
                 f"the links of {name!r} lead in a circle, or to no file of this host", hint="put the file itself there"
             )
         case errno.EXDEV | errno.EAGAIN:
-            return HostPathRejected(
-                f"{name!r} leads out of the import root", hint="only files under the import root are opened"
-            )
+            return HostPathRejected(f"{name!r} leads out of the import root", hint=LEADS_OUT)
         case number:
             return DiskReadFailed(f"{name!r} cannot be opened: {problem.strerror}", hint=_HINTS.get(number or 0))
 

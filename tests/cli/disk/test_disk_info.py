@@ -29,6 +29,28 @@ def info(image: Path) -> dict[str, Any]:
     return found
 
 
+def test_a_linked_clone_is_read_under_a_root_above_it(tmp_path: Path) -> None:
+    """Templates often lie in a folder of their own. Without --root the hint names it."""
+    base, clone = tmp_path / "base", tmp_path / "clone"
+    base.mkdir()
+    clone.mkdir()
+    made(base, "qcow2")
+    qemu("qemu-img", "create", "-f", "qcow2", "-b", "../base/image", "-F", "qcow2", "web", cwd=clone)
+    refused = CliRunner().invoke(app, ["disk", "info", str(clone / "web")])
+    assert refused.exit_code == 1
+    assert "leads out" in refused.output
+    assert "--root FOLDER" in refused.output
+    for command in (["info"], ["map"], ["compare", str(base / "disk.raw")], ["convert"]):
+        files = [str(clone / "web"), *([str(tmp_path / "out")] if command == ["convert"] else [])]
+        result = CliRunner().invoke(app, ["disk", *command[:1], "--root", str(tmp_path), *command[1:], *files])
+        assert result.exit_code == 0, result.output
+    assert (tmp_path / "out").read_bytes() == (base / "disk.raw").read_bytes()
+    for root, said in ((base, "is not under"), (clone, "names a folder above both"), (clone / "web", "is not under")):
+        result = CliRunner().invoke(app, ["disk", "info", "--root", str(root), str(clone / "web")])
+        assert result.exit_code != 0
+        assert said in result.output
+
+
 def made(folder: Path, image_format: str, options: str = "", name: str = "image") -> Path:
     raw = folder / "disk.raw"
     if not raw.exists():

@@ -35,25 +35,34 @@ def resolved(path: Path) -> Path:
         raise unreadable(path, error) from error
 
 
-def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = True) -> list[Found]:
-    """The disks of an appliance, or the image itself. Files that it names must be next to it.
+def disks_in(image: Path, key_file: Path | None = None, *, root: Path | None = None, key_needed: bool = True) -> list[Found]:
+    """The disks of an appliance, or the image itself. Files that it names must be under `root`; None: next to it.
 
     `key_needed`: BadRequest, if nothing is encrypted with the key.
     """
     where = resolved(image)
+    top = None if root is None else _above(root, where)
     key = None if key_file is None else str(resolved(key_file))
     if where.is_file() and not where.stat().st_size:
         raise MalformedArchive(f"{image.name} is empty", hint="copy it again from where it comes from")
-    alone: ReaderSpec = detect(where) if not where.is_dir() else RawSpec(path=str(where))
+    alone: ReaderSpec = detect(where, root=top) if not where.is_dir() else RawSpec(path=str(where))
     found = None
     if isinstance(alone, RawSpec) and not where.is_block_device() and _may_be_appliance(where, head := _head(where)):
-        found = _disks_of_appliance(where, head)
+        found = _disks_of_appliance(where, head, top or root_of(where))
     if found is None and key is None and isinstance(alone, RawSpec) and (what := promised(where.name)) is not None:
         raise MalformedArchive(
             f"{image.name} is called {what}, and its content is not",
             hint="The file seems to be cut off: copy it again. The name of a raw disk must end in .raw or .img.",
         )
     return [Found(image.name, with_key(alone, key, needed=key_needed))] if found is None else found
+
+
+def _above(root: Path, where: Path) -> Path:
+    """The folder that a person named as the root. BadRequest: the image is not in it."""
+    top = resolved(root)
+    if not top.is_dir() or not where.is_relative_to(top):
+        raise BadRequest(f"{where.name} is not under {root}", hint="--root takes a folder above the image")
+    return top
 
 
 def chosen(disks: list[Found], wanted: str | None, image: Path) -> Found:
@@ -82,9 +91,8 @@ def _may_be_appliance(where: Path, head: bytes) -> bool:
     return where.is_dir() or (head[510:512] != b"\x55\xaa" and may_be_appliance(where.name, head))
 
 
-def _disks_of_appliance(where: Path, head: bytes) -> list[Found] | None:
+def _disks_of_appliance(where: Path, head: bytes, root: Path) -> list[Found] | None:
     """None, if it is no appliance: then a file is a raw disk."""
-    root = root_of(where)
     opened = _disks_of_ova(where, head, root)
     if opened is None:
         from synvirt.offline.registry import UnknownKind

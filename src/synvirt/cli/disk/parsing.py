@@ -166,6 +166,12 @@ def _command(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
     # An option before the command stays valid.
     command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     command.add_argument("--key-file", metavar="FILE", type=_existing, help="holds the passphrase of an encrypted image")
+    command.add_argument(
+        "--root",
+        metavar="FOLDER",
+        type=_existing,
+        help="where files that an image names may lie: a folder above the image; by default its own",
+    )
     return command
 
 

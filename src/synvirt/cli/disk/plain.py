@@ -20,11 +20,11 @@ class _Plain(NamedTuple):
 
 
 _PLAIN = {
-    "info": _Plain(("image",), ("json",), {"key_file": None}),
+    "info": _Plain(("image",), ("json",), {"key_file": None, "root": None}),
     "convert": _Plain(
         ("image", "target"),
         ("json", "force", "verify"),
-        {"disk": None, "ledger": None, "threads": None, "key_file": None},
+        {"disk": None, "ledger": None, "threads": None, "key_file": None, "root": None},
     ),
 }
 

@@ -42,15 +42,26 @@ def main(arguments: Sequence[str], *, json: bool = False) -> int:
     except BrokenPipeError:
         return FAILED
     except Exception as error:
-        return (is_hung_up() and exit_code()) or failed(error, as_json=options.json)
+        return (is_hung_up() and exit_code()) or failed(_hinted(error, options), as_json=options.json)
     return code
+
+
+def _hinted(error: Exception, options: Options) -> Exception:
+    """The same error. Where the image names a file outside its own folder, the hint names the option that allows it."""
+    from synvirt.disks.beneath import LEADS_OUT
+    from synvirt.errors import SynvirtError
+
+    if isinstance(error, SynvirtError) and error.hint == LEADS_OUT:
+        error.hint = "only files in the image's own folder are opened; " if options.root is None else ""
+        error.hint += "--root FOLDER names a folder above both"
+    return error
 
 
 def _info(options: Options) -> int:
     from synvirt.cli.disk.images import disks_in
     from synvirt.cli.disk.info import described, lines_of
 
-    disks = [described(found) for found in disks_in(options.image, options.key_file)]
+    disks = [described(found) for found in disks_in(options.image, options.key_file, root=options.root)]
     if options.json:
         _print_json({"path": str(options.image), "disks": disks})
     else:
@@ -63,7 +74,7 @@ def _convert(options: Options) -> int:
     from synvirt.cli.disk.convert import Wanted, convert, is_quiet, sentence
     from synvirt.cli.disk.images import chosen, disks_in
 
-    found = chosen(disks_in(options.image, options.key_file), options.disk, options.image)
+    found = chosen(disks_in(options.image, options.key_file, root=options.root), options.disk, options.image)
     wanted = Wanted(force=options.force, threads=options.threads, verify=options.verify, ledger=options.ledger)
     report = convert(options.image, found, options.target, wanted, quiet=is_quiet(options.json))
     if options.json:
@@ -79,7 +90,7 @@ def _verify(options: Options) -> int:
 
     ledger = ledger_of(options.ledger, options.receipt, options.volume, options.key)
     image: Path | None = options.repair
-    source = None if image is None else chosen(disks_in(image, options.key_file), options.disk, image)
+    source = None if image is None else chosen(disks_in(image, options.key_file, root=options.root), options.disk, image)
     report = verified(options.target, ledger, source, threads=options.threads)
     if options.json:
         _print_json(report.as_json())
@@ -92,7 +103,9 @@ def _map(options: Options) -> int:
     from synvirt.cli.disk.compare import print_map
     from synvirt.cli.disk.images import chosen, disks_in
 
-    print_map(chosen(disks_in(options.image, options.key_file), options.disk, options.image), as_json=options.json)
+    print_map(
+        chosen(disks_in(options.image, options.key_file, root=options.root), options.disk, options.image), as_json=options.json
+    )
     return 0
 
 
@@ -103,14 +116,16 @@ def _compare(options: Options) -> int:
 
     failure = CANNOT_OPEN
     try:
-        first = chosen(disks_in(options.first, options.key_file, key_needed=False), options.disk, options.first)
+        first = chosen(
+            disks_in(options.first, options.key_file, root=options.root, key_needed=False), options.disk, options.first
+        )
         wanted = options.second_disk or options.disk
-        second = chosen(disks_in(options.second, options.key_file, key_needed=False), wanted, options.second)
+        second = chosen(disks_in(options.second, options.key_file, root=options.root, key_needed=False), wanted, options.second)
         with opened(first) as one, opened(second) as other:
             failure = CANNOT_READ
             report = compared(one, other, strict=options.strict, threads=options.threads)
     except SynvirtError as error:
-        failed(error, as_json=options.json)
+        failed(_hinted(error, options), as_json=options.json)
         return failure
     if options.json:
         _print_json({"first": str(options.first), "second": str(options.second), **report.as_json()})
