@@ -12,6 +12,7 @@ import time
 from collections import Counter as Count
 from collections.abc import Iterator
 from dataclasses import dataclass
+from uuid import UUID
 
 from prometheus_client import Counter
 from prometheus_client.core import GaugeMetricFamily
@@ -31,8 +32,11 @@ LOOK_AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
+    """`newest_at`: by job, as in PointFigures, for each guest that the job still backs up and has a point of."""
+
     jobs: list[BackupJob]
     points: PointFigures
+    newest_at: dict[UUID, list[float | None]]
 
 
 class BackupMetrics(Collector):
@@ -80,9 +84,8 @@ class BackupMetrics(Collector):
             # What a clock that was ahead has stamped must keep no alarm silent: nothing is older than its job.
             known = since if since is not None and since <= moment else job.created_at
             success.add_metric(key, max(0.0, (moment - known).total_seconds()))
-            mine = [at or made_at for (job_id, _), at in seen.points.newest_at.items() if job_id == job.id]
-            if mine:
-                guests.add_metric(key, max(0.0, moment.timestamp() - min(mine)))
+            if mine := seen.newest_at[job.id]:
+                guests.add_metric(key, max(0.0, moment.timestamp() - min(at or made_at for at in mine)))
         yield success
         yield guests
 
@@ -104,6 +107,16 @@ class BackupMetrics(Collector):
         commits, moment = self._backups.runs.figures.commits, time.monotonic()
         if self._looked is not None and self._looked[0] == commits and moment - self._looked[1] < LOOK_AGAIN_S:
             return self._looked[2]
-        seen = _Seen(self._backups.all_jobs(), self._backups.points.figures())
+        jobs, points = self._backups.all_jobs(), self._backups.points.figures()
+        seen = _Seen(jobs, points, {job.id: self._newest_of(job, points) for job in jobs})
         self._looked = (commits, moment, seen)
         return seen
+
+    def _newest_of(self, job: BackupJob, points: PointFigures) -> list[float | None]:
+        """As in `_Seen`. A guest that was taken out of its job keeps its points, and gets no new one: it would be the worst off
+        until its last point is removed."""
+        newest = {vm_id: at for (job_id, vm_id), at in points.newest_at.items() if job_id == job.id}
+        members, names = set(job.vm_ids), [one for one in job.vm_ids if one not in newest]
+        if names and not newest.keys() <= members:
+            members |= self._backups.points.guests_named(job.id, names)
+        return [at for vm_id, at in newest.items() if vm_id in members]

@@ -65,6 +65,10 @@ class Points:
             found.add(point.state, point.job_id, point.vm_id, count=1, newest_at=made_at if made_at <= moment else None)
         return found
 
+    def guests_named(self, job_id: UUID, names: Sequence[str]) -> set[str]:
+        """The ids of the guests that a job has points of under one of these names."""
+        return self._rows.guests_named(job_id, names, host=self._host)
+
     def ids(self) -> set[UUID]:
         """The ids of all points, also of those that a later version wrote."""
         return self._rows.ids("point", host=self._host)

@@ -169,6 +169,13 @@ class BackupRows:
             others = [row.document for row in db.execute(query)] if missing else []
         return [PointsOfGuest(*one[:5]) for one in groups if one.with_time], others
 
+    def guests_named(self, job_id: UUID, names: Sequence[str], *, host: str) -> set[str]:
+        """The guests' ids of those points of a job that were made under one of these names."""
+        points = (backups.c.host == host, backups.c.kind == "point", backups.c.vm_name.in_(names))
+        with self._reading() as db:
+            found = db.execute(select(backups.c.vm_id).where(*points, backups.c.job_id == str(job_id)).distinct())
+            return {row.vm_id for row in found}
+
     def ids(self, kind: Kind, *, host: str) -> set[UUID]:
         """The ids of all documents of a kind, whatever their version. No document is read."""
         with self._reading() as db:

@@ -82,6 +82,23 @@ def test_the_guest_that_is_worst_off_counts(service: Service, tmp_path: Path) ->
     assert _samples(service)[("synvirt_backup_oldest_guest_age_seconds", "nightly")] == pytest.approx(9 * 3600, abs=1800)
 
 
+@pytest.mark.parametrize("named_by", ["vm_name", "vm_id"])
+def test_a_guest_that_left_its_job_counts_no_more(service: Service, tmp_path: Path, named_by: str) -> None:
+    """Nobody makes a new point of it, so the alarm would stay until its last point is removed."""
+    for guest in ("web", "db"):
+        service.guests.image(guest, CONTENT)
+    job = _job(service, tmp_path / "repository", "web", "db")
+    web, db = (service.backups.points.get(id_) for id_ in _run(service, job).restore_point_ids)
+    for point, hours in ((web, 2), (db, 9)):
+        service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=hours)}))
+    for members, oldest in (((web, db), 9), ((web,), 2), ((db,), 9)):
+        ids = tuple(getattr(point, named_by) for point in members)
+        service.backups._jobs.put(job.model_copy(update={"vm_ids": ids}))
+        ended(service.backups, service.backups.verify(web.id).id)
+        reported = _samples(service)[("synvirt_backup_oldest_guest_age_seconds", "nightly")]
+        assert reported == pytest.approx(oldest * 3600, abs=1800)
+
+
 def test_a_point_of_a_clock_that_was_ahead_keeps_no_alarm_silent(service: Service, tmp_path: Path) -> None:
     """Each number below is the age in hours of a guest's point. Where all are of the future, the job's own age counts."""
     service.guests.image("web", CONTENT)
