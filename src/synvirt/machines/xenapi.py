@@ -135,7 +135,9 @@ def _guest_os(records: Records, vm: Record) -> GuestOs:
 def _disks(records: Records, vm: Record, disk_key: Callable[[str, Record], str]) -> tuple[tuple[Disk, ...], list[Concern]]:
     disks: dict[str, Disk] = {}
     found: list[Concern] = []
-    for order, vbd in enumerate(disk_vbds(records, vm)):
+    attached = disk_vbds(records, vm)
+    boots = _boots(vm, attached)
+    for order, vbd in enumerate(attached):
         vdi = records.at("VDI", text(vbd, "VDI"))
         key = disk_key(text(vbd, "VDI"), vdi)
         if key in disks:
@@ -152,12 +154,20 @@ def _disks(records: Records, vm: Record, disk_key: Callable[[str, Record], str])
             bus=bus,
             controller=f"{bus}{order // 2 if bus == 'ide' else 0}",
             unit=order % 2 if bus == "ide" else order - 4,
-            boot_order=1 if is_true(text(vbd, "bootable")) and not any(disk.boot_order for disk in disks.values()) else None,
+            boot_order=1 if vbd is boots else None,
             source_path=text(vbd, "VDI"),
         )
         if is_true(text(vdi, "sharable")):
             found.append(concerns.shared_disk(key))
     return tuple(disks.values()), found
+
+
+def _boots(vm: Record, attached: list[Record]) -> Record | None:
+    """The VBD that the VM boots from. Only Xen's boot loader for paravirtualised guests reads `bootable`. The firmware of all
+    others boots the first disk, whatever a VBD that was moved or added later says."""
+    if not is_paravirtualised(vm):
+        return next(iter(attached), None)
+    return next((vbd for vbd in attached if is_true(text(vbd, "bootable"))), None)
 
 
 def _nics(records: Records, vm: Record) -> tuple[Nic, ...]:

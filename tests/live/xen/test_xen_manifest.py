@@ -35,6 +35,22 @@ def test_a_vm_of_a_pool(pool: XenServer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "boots"),
+    [({"domain_type": "hvm"}, 0), ({"domain_type": "unspecified"}, 0), ({"domain_type": "pv", "PV_bootloader": "pygrub"}, 1)],
+)
+def test_only_a_paravirtualised_guest_boots_from_the_disk_that_is_marked(
+    pool: XenServer, fields: dict[str, Any], boots: int
+) -> None:
+    """For all others the firmware takes the first, for example where the marked one was moved behind it."""
+    sizes = [1 << 20, 2 << 20]
+    vm_id = pool.pool.add_vm("web", [bytes(size) for size in sizes], pool.pool.add_store(), **fields)
+    for vbd in pool.pool.tables["VBD"].values():
+        vbd["bootable"] = vbd["userdevice"] == "1"
+    vm = asked(pool, lambda adapter: adapter.inspect(vm_id))
+    assert [disk.capacity_bytes for disk in vm.disks if disk.boot_order] == [sizes[boots]]
+
+
+@pytest.mark.parametrize(
     ("fields", "ids"),
     [
         ({"domain_type": "pv"}, {"paravirtualised"}),
