@@ -66,7 +66,7 @@ class Host:
     uefi: Firmware | None = None
     uefi_secure: Firmware | None = None
     tpm: bool = False
-    # `uefi` or `uefi_secure` has the source's own variables.
+    # The one of `uefi` and `uefi_secure` that this machine gets has the source's own variables.
     variables_kept: bool = False
     # The domain's copy of them. None: libvirt names it after the domain, and takes one that is there.
     variables: str | None = None

@@ -105,14 +105,16 @@ class LibvirtHost:
     def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain:
         # A draft is made before the copy. Finding the accelerator may take seconds, and can wait.
         found = self._accelerator().kind if volumes else "tcg"
+        uefi, uefi_secure = self._uefi(machine.id, _UEFI), self._uefi(machine.id, _UEFI_SECURE)
+        used = uefi_secure if machine.manifest.secure_boot else uefi
         host = Host(
             accelerator=found,
             serial_log=str(self._serial_logs / "synvirt-{uuid}.log"),
             network=self.default_network,
             plain_network="network" if self._system else "bridge",
-            uefi=self._uefi(machine.id, _UEFI),
-            uefi_secure=self._uefi(machine.id, _UEFI_SECURE),
-            variables_kept=self.variables_file(machine.id).exists(),
+            uefi=uefi,
+            uefi_secure=uefi_secure,
+            variables_kept=used is not None and used.variables == str(self.variables_file(machine.id)),
             variables=self.own_variables(machine.id),
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
         )

@@ -16,7 +16,8 @@ import pytest
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import Early, Lived, Volume, console
+from synvirt.hypervisor import Early, Lived, Volume, console, libvirt_host
+from synvirt.hypervisor.domain_xml import Firmware
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.kvm import handing
 from synvirt.kvm.connection import Connection, load
@@ -295,6 +296,28 @@ def test_an_unreachable_hypervisor_is_our_error() -> None:
 )
 def test_the_folder_of_an_embedded_driver(uri: str, root: Path | None) -> None:
     assert embedded_root(uri) == root
+
+
+@pytest.mark.parametrize(
+    ("installed", "lost"), [(libvirt_host._UEFI_SECURE[:1], False), (libvirt_host._UEFI_SECURE[1:2], True)]
+)
+def test_variables_that_no_build_of_this_machines_kind_can_use_are_listed_as_lost(
+    host: LibvirtHost,
+    case: HypervisorCase,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: tuple[Firmware, ...],
+    lost: bool,
+) -> None:
+    """Another build here has variables of that size, so they are kept. This guest's firmware has 2 MiB."""
+    monkeypatch.setattr(libvirt_host, "_UEFI_SECURE", installed)
+    disks = (Disk(key="disk1", label="disk1", capacity_bytes=MIB),)
+    migration = job(VmManifest(vm_id="x", name=f"lost {lost}", firmware="uefi", secure_boot=True, disks=disks))
+    assert host.keep_variables(migration.id, Path("/usr/share/OVMF/OVMF_VARS_4M.ms.fd").read_bytes())
+    try:
+        domain = host.domain_xml(machine_of(migration), [Volume("disk1", "/dev/null", "file")])
+        assert any(one.what == "uefi variables" for one in domain.differences) == lost
+    finally:
+        host.forget_variables(migration.id)
 
 
 @pytest.mark.parametrize("secure", [False, True])
