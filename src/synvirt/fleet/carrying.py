@@ -60,8 +60,6 @@ SUBMITTING_S = 8.0
 S = MemberState
 _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
 _UNENDED = _RUNS | {S.WAITING}
-# Nothing of them is left to roll back.
-_BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
 # By the state of a member whose job was not submitted: how it was before.
 _NOT_BEGUN: Mapping[S, Mapping[str, object]] = {
     S.SYNCING: {"state": S.WAITING, "job_id": None},
@@ -252,7 +250,7 @@ class Carrying:
     def _roll_back(self, seen: Seen) -> None:
         """Rolls back members that were moved or are being moved; those that have not begun are skipped."""
         begun = [one for one in seen.wave.members if one.job_id is not None and not seen.rows[one.id].rolling_back]
-        give_back(self._rows, seen.wave.id, [one for one in begun if one.state not in _BACK], "The wave was rolled back.")
+        give_back(self._rows, seen.wave.id, begun, "The wave was rolled back.")
         unbegun = [one for one in seen.wave.members if one.job_id is None]
         fields = {"state": S.SKIPPED, "cause": "The wave was rolled back."}
         change_members(self._rows, seen.wave.id, unbegun, {S.WAITING, S.READY}, fields)

@@ -108,6 +108,11 @@ class Member(MemberRequest):
     outage_s: float | None = None
     cause: str | None = None
 
+    @property
+    def given_back(self) -> bool:
+        """Whether nothing of it is left to roll back. One that failed and then was skipped may have a guest that runs here."""
+        return self.state is MemberState.ROLLED_BACK or (self.state is MemberState.SKIPPED and self.job_id is None)
+
 
 class WaveLimits(Received):
     """How much at once: full copies, and by themselves cut-overs, per source host, per destination and in the whole wave; bytes

@@ -52,7 +52,6 @@ REMOVABLE = frozenset({WaveState.DRAFT, *WAVE_ENDS})
 _MEMBER_STATES = frozenset(MemberState)
 BEFORE_CUT_OVER = frozenset({MemberState.WAITING, MemberState.SYNCING, MemberState.READY})
 _UNBEGUN = frozenset({MemberState.WAITING, MemberState.READY})
-_GIVEN_BACK = frozenset({MemberState.SKIPPED, MemberState.ROLLED_BACK})
 # A wave that is to begin now may come from a machine whose clock is late.
 CLOCKS_DIFFER = timedelta(hours=1)
 # Their sources may have been shut down, or their guests run here.
@@ -195,7 +194,7 @@ class Waves:
         left, cause = named, "It was rolled back."
         while left:
             chosen = [member_of(one) for one in members if one.member_id in left]
-            begun = [one for one in chosen if one.job_id is not None and one.state not in _GIVEN_BACK]
+            begun = [one for one in chosen if one.job_id is not None and not one.given_back]
             unbegun = [one for one in chosen if one.job_id is None and one.state in _UNBEGUN]
             done = give_back(self.rows, wave_id, begun, cause)
             done += self._change_members(wave_id, unbegun, _UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
@@ -446,11 +445,9 @@ def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: s
     """Stores the request, so that the job's host does it (`host_side`). Rolled back members stay as they are, and those that
     have another job by now. The ids of the others."""
     # Whatever state another host has moved it to meanwhile.
-    expected = _MEMBER_STATES - _GIVEN_BACK
+    expected = _MEMBER_STATES - {MemberState.ROLLED_BACK}
     changes = [
-        member_change(one, expected, {"cause": one.cause or cause}, rolling_back=True)
-        for one in members
-        if one.state not in _GIVEN_BACK
+        member_change(one, expected, {"cause": one.cause or cause}, rolling_back=True) for one in members if not one.given_back
     ]
     return make_changes(rows, wave_id, changes)
 
@@ -462,7 +459,7 @@ def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
     cause = f"{failed.id} of its group failed."
     while names:
         seen = [row for row in rows.members(wave.id)[0] if row.member_id in names and not row.rolling_back]
-        left = [one for one in map(member_of, seen) if one.state not in _GIVEN_BACK]
+        left = [one for one in map(member_of, seen) if not one.given_back]
         unbegun = [one for one in left if one.job_id is None]
         change_members(rows, wave.id, unbegun, _UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
         begun = [one for one in left if one.job_id is not None]

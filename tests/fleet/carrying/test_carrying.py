@@ -22,6 +22,7 @@ from synvirt.fleet.model import (
     ApprovalRequest,
     Member,
     MemberState,
+    RollBackRequest,
 )
 from synvirt.fleet.waves import change_members, give_back
 from synvirt.migrations.intake import check_plan
@@ -192,6 +193,24 @@ def test_where_a_failure_stops_nothing_the_others_go_on_and_those_that_need_it_w
     cause = next(one.cause for one in ended.members if one.id == "db")
     assert (ended.state, ended.reason) == (W.FAILED, f"1 of 4 failed, 1 was rolled back. db failed: {cause}")
     assert night.house.platform.vm("db")["power"] == "off", "what failed is the operator's to judge"
+
+
+def test_a_member_that_failed_and_was_skipped_is_rolled_back_with_the_others(night: Night) -> None:
+    """Its guest runs here, and its source is off: to skip it changed neither."""
+    night.vms("db", "web")
+    made = night.waves.create(wave({"id": "db", "checks": [SICK]}, {"id": "web", "checks": [SICK]}, on_failure="continue"))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: set(states(seen).values()) == {S.FAILED})
+    for name in ("db", "web"):
+        night.waves.skip(made.id, name)
+    night.waves.roll_back(made.id, RollBackRequest(members=("db",)))
+    night.until(made.id, lambda seen: states(seen) == {"db": S.ROLLED_BACK, "web": S.SKIPPED})
+    assert [night.house.platform.vm(name)["power"] for name in ("db", "web")] == ["on", "off"]
+    night.waves.roll_back(made.id, RollBackRequest())
+    back = night.until(made.id, lambda seen: seen.state is W.ROLLED_BACK)
+    assert states(back) == dict.fromkeys(("db", "web"), S.ROLLED_BACK)
+    assert night.house.platform.vm("web")["power"] == "on"
+    assert night.house.hypervisor.domains == {}
 
 
 def test_a_wave_that_cannot_be_read_is_named_once_and_the_others_go_on(night: Night) -> None:
