@@ -8,11 +8,14 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import SourceUnreachable
+from synvirt.fleet.model import RollBackRequest
+from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.live import FakeAdapter
 from tests.fleet.carrying.night import Night, S, W, plan_of, states, wave, window
 from tests.house import live_plan
 
@@ -124,3 +127,32 @@ def test_windows_that_overlap_are_one_opening_for_a_member_without_a_window(nigh
     rows.change_members = changed  # type: ignore[method-assign]
     done = night.until(made.id, lambda seen: seen.state in (W.COMPLETED, W.HELD) or len(set(began)) > 3)
     assert (done.state, len(set(began))) == (W.COMPLETED, 1), done.members[0].cause
+
+
+def test_a_member_is_rolled_back_once_the_source_of_its_failed_job_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "house", FakeHypervisor(fail="start"))
+    power_on, away = FakeAdapter.power_on, [True]
+
+    async def power_on_or_not(adapter: FakeAdapter, vm_id: str) -> None:
+        if away:
+            raise SourceUnreachable("the source does not answer")
+        await power_on(adapter, vm_id)
+
+    monkeypatch.setattr(FakeAdapter, "power_on", power_on_or_not)
+    try:
+        night.vms("db")
+        made = night.waves.create(wave({"id": "db"}))
+        night.waves.go(made.id)
+        night.until(made.id, lambda seen: seen.members[0].state is S.FAILED)
+        night.waves.roll_back(made.id, RollBackRequest())
+        seen = night.until(made.id, lambda seen: seen.members[0].waits_for is not None or seen.state is W.ROLLED_BACK)
+        assert "not powered on yet" in (seen.members[0].waits_for or "")
+        assert night.house.platform.vm("db")["power"] == "off"
+        away.clear()
+        Tidier(night.house.rooms, host="local").look()
+        night.until(made.id, lambda seen: seen.state is W.ROLLED_BACK)
+        assert night.house.platform.vm("db")["power"] == "on"
+    finally:
+        night.close()
