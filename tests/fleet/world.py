@@ -366,6 +366,7 @@ class World:
     def _back(self, job: _Job) -> None:
         if not job.vm.on and not job.vm.here:
             job.vm.on = True
+            self.store.strike(job.id, "source_power", job.vm.name)
 
     def _to(self, job: _Job, state: State, **fields: object) -> None:
         self.store.change(job.id, job.state, lambda before: before.model_copy(update={"state": state, **fields}))
