@@ -95,6 +95,13 @@ def test_what_is_wrong_with_a_wave_is_named_and_nothing_is_kept(client: httpx.Cl
     assert client.get(WAVES).json()["items"] == []
 
 
+def test_a_canary_that_a_wave_has_not_is_not_approved(client: httpx.Client) -> None:
+    wave_id = client.post(WAVES, json=body("a")).json()["id"]
+    refused = client.post(f"{WAVES}/{wave_id}/approve", json={"canary": True})
+    assert refused.status_code == 400
+    assert refused.json()["detail"] == "canary: this wave has none"
+
+
 def test_wishes_move_a_wave_and_are_on_the_stream_and_in_the_audit_trail(client: httpx.Client, service: Service) -> None:
     request = body("a", "b", canary={"count": 1, "gate": "approval"})
     request["members"][1]["approvers"] = ["db team"]

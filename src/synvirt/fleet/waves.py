@@ -205,17 +205,18 @@ class Waves:
         return wave_of(self.rows.get(wave_id))
 
     def approve(self, wave_id: UUID, asked: ApprovalRequest) -> Wave:
-        """BadRequest, if no member waits for that approval."""
+        """BadRequest, if no member waits for that approval, or the wave has no canary."""
         asking, at = submitter(), now()
         account = asking.account if asking else "local"
         if asked.canary:
             word = Approval(approver="canary", account=account, at=at)
-            states = {WaveState.DRAFT, *GOING}
-            return self._change(
-                wave_id,
-                states,
-                lambda before: before if before.canary_approval else before.model_copy(update={"canary_approval": word}),
-            )
+
+            def with_word(before: Wave) -> Wave:
+                if before.canary is None:
+                    raise BadRequest("canary: this wave has none", hint="its members all begin without one")
+                return before if before.canary_approval else before.model_copy(update={"canary_approval": word})
+
+            return self._change(wave_id, {WaveState.DRAFT, *GOING}, with_word)
         assert asked.approver is not None
         word = Approval(approver=asked.approver, account=account, at=at)
         named = set(asked.members)
@@ -232,7 +233,7 @@ class Waves:
         def approved(before: Member) -> Member | None:
             had = {given.approver for given in before.approvals}
             given = {"approvals": (*before.approvals, word), "waits_for": None}
-            return None if word.approver in had else before.model_copy(update=given)
+            return None if word.approver in had or word.approver not in before.approvers else before.model_copy(update=given)
 
         make_changes(self.rows, wave_id, [MemberChange(one.id, _MEMBER_STATES, Member, approved) for one in chosen])
         self.changed()
