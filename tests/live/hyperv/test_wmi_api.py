@@ -128,6 +128,21 @@ def test_a_manifest_says_what_the_vm_is_and_what_may_go_wrong(hyperv: FakeHost, 
     assert "VLAN 42" in next(one.assessment for one in manifest.concerns if one.id == "hyperv.vlan")
 
 
+def test_the_firmware_of_generation_1_boots_the_first_place_whatever_the_list_begins_with(hyperv: FakeHost, vm: FakeVm) -> None:
+    """The cmdlets give the disks as they were attached."""
+    (drive,) = hyperv.hyperv.answers()("inspect", {"VmId": vm.id})["drives"]
+    places = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)]
+    drives = [drive | {"bus": bus, "controller": controller, "location": at} for bus, controller, at in places]
+    vm.extra = {"generation": 1, "drives": drives}
+    disks = inspected(hyperv, vm).disks
+    assert [(disk.key, disk.boot_order) for disk in disks] == [
+        ("ide0:0", 1),
+        ("ide0:1", None),
+        ("ide1:0", None),
+        ("scsi0:0", None),
+    ]
+
+
 def test_what_cannot_be_read_or_tracked_is_said_of_its_disk(hyperv: FakeHost) -> None:
     vm = hyperv.hyperv.add_vm(f"vm-{uuid4().hex[:8]}", bytes(1 << 20), bytes(1 << 20), bytes(1 << 20))
     vm.disks[1].physical = vm.disks[2].shared = True

@@ -126,6 +126,7 @@ def test_two_disks_are_distinguished_by_their_identifiers(house: WmiHouse, hyper
     vm.disks.reverse()
     written = writing_at_commits(house, vm, disks=2)
     job = house.run(house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 1 << 20})).id)
+    vm.disks.reverse()  # as the job has them: in the order of their places
     moved(house, vm, job)
     assert written[0] > 1
     assert not any(one.whole for one in job.passes)

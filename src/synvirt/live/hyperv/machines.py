@@ -87,6 +87,11 @@ def manifest(vm_id: str, found: Mapping[str, Any], read_by: Concern, *, node: st
     )
 
 
+def place_of(drive: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Its bus, controller and location: the firmware boots IDE disks in this order, the cmdlets give them in any."""
+    return int(drive["bus"]), int(drive["controller"]), int(drive["location"])
+
+
 def key_of(drive: Mapping[str, Any]) -> str:
     """By the place where it is attached."""
     name = _BUSES.get(int(drive["bus"]), ("disk", "scsi"))[0]
@@ -121,9 +126,10 @@ def untracked_disk(drive: Mapping[str, Any]) -> str | None:
 
 def _disks(found: Mapping[str, Any]) -> tuple[Disk, ...]:
     of_all = untracked(found)
+    drives = sorted(found["drives"], key=place_of)
     order = [key_of(one) for one in found["firmware"]["boot"]]
     if int(found["generation"]) != 2:
-        order = [key_of(drive) for drive in found["drives"] if int(drive["bus"]) == 0][:1]
+        order = [key_of(drive) for drive in drives if int(drive["bus"]) == 0][:1]
 
     def one(drive: Mapping[str, Any]) -> Disk:
         key, chain = key_of(drive), drive["chain"]
@@ -145,7 +151,7 @@ def _disks(found: Mapping[str, Any]) -> tuple[Disk, ...]:
             cbt_reason=of_all or (f"{key} {why}" if why else None),
         )
 
-    return tuple(one(drive) for drive in found["drives"])
+    return tuple(one(drive) for drive in drives)
 
 
 def _used(chain: Sequence[Mapping[str, Any]]) -> int | None:

@@ -230,7 +230,7 @@ def manifest(vm: FoundVm, way: Way) -> VmManifest:
             cbt_enabled=way.no_deltas is None,
             cbt_reason=way.no_deltas,
         )
-        for disk in vm.disks
+        for disk in _by_index(vm.disks)
     )
     return VmManifest(
         vm_id=vm.id,
@@ -251,6 +251,12 @@ def manifest(vm: FoundVm, way: Way) -> VmManifest:
         nics=vm.nics,
         concerns=tuple(_concerns(vm, way, disks)),
     )
+
+
+def _by_index(disks: Sequence[FoundDisk]) -> list[FoundDisk]:
+    """The disks of each bus by their indices, as firmware boots them; the buses as they come first in the platform's list."""
+    buses = list(dict.fromkeys(disk.bus for disk in disks))
+    return sorted(disks, key=lambda disk: (buses.index(disk.bus), disk.index))
 
 
 def _guest_os(name: str) -> GuestOs:

@@ -55,6 +55,20 @@ def virtual_disks(devices: Sequence[Any]) -> list[Any]:
     return [device for device in devices if type_name(device) == "VirtualDisk"]
 
 
+def by_place(devices: Sequence[Any]) -> list[Any]:
+    """The disks as firmware boots them: those of each bus by the numbers of their controllers and units, the buses as they come
+    first in the list. The list has them as they were added."""
+    disks = virtual_disks(devices)
+    controllers = [controller_of(disk, devices) for disk in disks]
+    buses = list(dict.fromkeys(bus_of(one) for one in controllers))
+
+    def place(number: int) -> tuple[int, int, int]:
+        controller = controllers[number]
+        return buses.index(bus_of(controller)), int(getattr(controller, "busNumber", 0)), int(disks[number].unitNumber or 0)
+
+    return [disks[number] for number in sorted(range(len(disks)), key=place)]
+
+
 def label(device: Any) -> str:
     return str(getattr(device.deviceInfo, "label", None) or f"device {device.key}")
 

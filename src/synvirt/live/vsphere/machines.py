@@ -13,6 +13,7 @@ from synvirt.live.vsphere.concerns import concerns_of
 from synvirt.live.vsphere.disks import (
     allocated_of,
     bus_of,
+    by_place,
     capacity_of,
     controller_of,
     label,
@@ -21,7 +22,6 @@ from synvirt.live.vsphere.disks import (
     passed_through,
     shared_buses,
     type_name,
-    virtual_disks,
 )
 from synvirt.live.vsphere.ways import Way
 from synvirt.model.machine import Disk, GuestOs, Nic, Snapshot, VmManifest
@@ -207,7 +207,7 @@ def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Ma
             read_by=ways[str(device.key)].name,
         )
 
-    return tuple(one(device) for device in virtual_disks(devices))
+    return tuple(one(device) for device in by_place(devices))
 
 
 def _nics(found: Mapping[str, Any], devices: Sequence[Any], networks: Mapping[str, str]) -> tuple[Nic, ...]:

@@ -36,6 +36,16 @@ def test_a_manifest_has_what_the_platform_knows(cluster: Prisms, which: str) -> 
 
 
 @pytest.mark.parametrize("which", ["central", "element"])
+def test_disks_of_a_bus_are_in_the_order_of_their_indices_as_the_firmware_boots_them(cluster: Prisms, which: str) -> None:
+    """The list has them as they were attached."""
+    vm = machine(cluster)
+    first = vm.disks[0]
+    vm.disks.insert(0, replace(first, id="00000000-0000-0000-0000-00000000000a", index=3))
+    manifest = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
+    assert [disk.key for disk in manifest.disks] == ["scsi.0", "scsi.3", "sata.1"]
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
 def test_what_does_not_come_along_is_a_concern_with_its_name(cluster: Prisms, which: str) -> None:
     """GPUs each, devices by their number, a volume group once however many disks it has; nothing of a VM that has none."""
     plain = machine(cluster)

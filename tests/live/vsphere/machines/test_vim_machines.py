@@ -18,7 +18,7 @@ from synvirt.live.vsphere import privileges as vim_privileges
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.disks import chain, virtual_disks
 from synvirt.live.vsphere.machines import cbt_reason, manifest, network_names, row
-from synvirt.live.vsphere.ways import way
+from synvirt.live.vsphere.ways import Way, way
 from synvirt.migrations.planning.critical import refuse_critical
 from tests.house import live_plan
 from tests.live.vsphere.machines.made import Backing, Disk, a_disk, critical, described, found
@@ -65,6 +65,20 @@ def test_a_machine_of_many_parts() -> None:
     )  # fmt: skip
     assert one.cbt_available
     assert critical(one) == []
+
+
+def test_disks_are_in_the_order_of_their_places_as_the_firmware_boots_them() -> None:
+    """The list has them as they were added: a system disk that was taken off and put back is the last one."""
+    second = vim.vm.device.ParaVirtualSCSIController(key=1001, busNumber=1)
+    far, data, system = a_disk(2016), a_disk(2001), a_disk(2000)
+    far.controllerKey, far.unitNumber = 1001, 0
+    ways = {str(one.key): Way("datastore") for one in (far, data, system)}
+    one = manifest("vm-1", found(second, far, data, system), {"ds1": "VMFS"}, ways)
+    assert [(disk.controller[-1], disk.unit, disk.key) for disk in one.disks] == [
+        ("0", 0, "2000"),
+        ("0", 1, "2001"),
+        ("1", 0, "2016"),
+    ]
 
 
 def test_an_option_for_uefi_makes_no_secure_boot_of_a_bios() -> None:
