@@ -92,7 +92,9 @@ class FakeHypervisor:
         self.domains[uuid].running = False
 
     def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain:
-        return build(machine, volumes, replace(HOST, variables_kept=machine.id in self.variables))
+        kept = machine.id in self.variables
+        builds = {name: replace(getattr(HOST, name), kept=kept) for name in ("uefi", "uefi_secure")}
+        return build(machine, volumes, replace(HOST, **builds))
 
     def keep_variables(self, job_id: UUID, content: bytes) -> bool:
         if content.startswith(b"useless"):

@@ -48,10 +48,11 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 @dataclass(frozen=True, slots=True)
 class Firmware:
-    """A UEFI build: the code, and the variable store that each domain gets a copy of."""
+    """A UEFI build: the code, and the variable store that each domain gets a copy of. `kept`: that is the source's own."""
 
     code: str
     variables: str
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,7 @@ class Host:
     uefi: Firmware | None = None
     uefi_secure: Firmware | None = None
     tpm: bool = False
-    # The one of `uefi` and `uefi_secure` that this machine gets has the source's own variables.
-    variables_kept: bool = False
-    # The domain's copy of them. None: libvirt names it after the domain, and takes one that is there.
+    # The domain's copy of the variables. None: libvirt names it after the domain, and takes one that is there.
     variables: str | None = None
 
 
@@ -105,9 +104,9 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
     _fixtures(devices, identity, manifest, BUSES[bus].chipset, host)
     ET.indent(root)
     xml = ET.tostring(root, encoding="unicode") + "\n"
-    found = differences(
-        machine, name=name, network=lambda nic: _network(machine, nic, host), tpm=host.tpm, variables=host.variables_kept
-    )
+    uefi = _uefi(manifest, host)
+    kept = uefi is not None and uefi.kept
+    found = differences(machine, name=name, network=lambda nic: _network(machine, nic, host), tpm=host.tpm, variables=kept)
     return Domain(name=name, uuid=str(identity), xml=xml, differences=found)
 
 
@@ -119,6 +118,10 @@ def safe_name(wanted: str, *, fallback: str) -> str:
 
 
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _uefi(manifest: VmManifest, host: Host) -> Firmware | None:
+    return host.uefi_secure if manifest.secure_boot else host.uefi
 
 
 def _firmware(root: ET.Element, machine: Machine, chipset: Chipset, host: Host) -> None:
@@ -139,7 +142,7 @@ def _firmware(root: ET.Element, machine: Machine, chipset: Chipset, host: Host) 
             # The messages of firmware and boot loader are all that a disk that does not boot shows.
             ET.SubElement(os_element, "bios", useserial="yes")
         return
-    firmware = host.uefi_secure if manifest.secure_boot else host.uefi
+    firmware = _uefi(manifest, host)
     if firmware is None:
         what = "UEFI with secure boot" if manifest.secure_boot else "UEFI"
         raise DomainDefineFailed(f"{manifest.name} needs {what} firmware, and this host has none", hint="apt-get install ovmf")

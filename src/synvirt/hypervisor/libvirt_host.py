@@ -105,16 +105,13 @@ class LibvirtHost:
     def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain:
         # A draft is made before the copy. Finding the accelerator may take seconds, and can wait.
         found = self._accelerator().kind if volumes else "tcg"
-        uefi, uefi_secure = self._uefi(machine.id, _UEFI), self._uefi(machine.id, _UEFI_SECURE)
-        used = uefi_secure if machine.manifest.secure_boot else uefi
         host = Host(
             accelerator=found,
             serial_log=str(self._serial_logs / "synvirt-{uuid}.log"),
             network=self.default_network,
             plain_network="network" if self._system else "bridge",
-            uefi=uefi,
-            uefi_secure=uefi_secure,
-            variables_kept=used is not None and used.variables == str(self.variables_file(machine.id)),
+            uefi=self._uefi(machine.id, _UEFI),
+            uefi_secure=self._uefi(machine.id, _UEFI_SECURE),
             variables=self.own_variables(machine.id),
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
         )
@@ -171,7 +168,7 @@ class LibvirtHost:
         except FileNotFoundError:
             return _installed(builds)
         fitting = tuple(build for build in builds if _is_installed(build) and Path(build.variables).stat().st_size == size)
-        return Firmware(fitting[0].code, str(self.variables_file(job_id))) if fitting else _installed(builds)
+        return Firmware(fitting[0].code, str(self.variables_file(job_id)), kept=True) if fitting else _installed(builds)
 
     def own_variables(self, job_id: UUID) -> str | None:
         root = short_root(self._connection.uri)
