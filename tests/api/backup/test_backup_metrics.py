@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun
+from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestorePoint
 from synvirt.model.values import now
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
@@ -33,6 +33,17 @@ def _job(service: Service, folder: Path, *guests: str) -> BackupJob:
 
 def _run(service: Service, job: BackupJob) -> BackupRun:
     return ended(service.backups, service.backups.run_job(job.id).id)
+
+
+def _two_guests(service: Service, folder: Path) -> tuple[BackupJob, RestorePoint, RestorePoint]:
+    """A job, and its points of web, 2 hours old, and of db, 9 hours old."""
+    for guest in ("web", "db"):
+        service.guests.image(guest, CONTENT)
+    job = _job(service, folder, "web", "db")
+    web, db = (service.backups.points.get(id_) for id_ in _run(service, job).restore_point_ids)
+    for point, hours in ((web, 2), (db, 9)):
+        service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=hours)}))
+    return job, web, db
 
 
 def test_runs_are_counted_once_and_ages_are_of_good_points(service: Service, tmp_path: Path) -> None:
@@ -72,12 +83,7 @@ def test_a_job_that_never_succeeded_is_as_old_as_itself(service: Service, tmp_pa
 
 
 def test_the_guest_that_is_worst_off_counts(service: Service, tmp_path: Path) -> None:
-    for guest in ("web", "db"):
-        service.guests.image(guest, CONTENT)
-    job = _job(service, tmp_path / "repository", "web", "db")
-    web, db = (service.backups.points.get(id_) for id_ in _run(service, job).restore_point_ids)
-    for point, hours in ((web, 2), (db, 9)):
-        service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=hours)}))
+    _, web, _ = _two_guests(service, tmp_path / "repository")
     ended(service.backups, service.backups.verify(web.id).id)
     assert _samples(service)[("synvirt_backup_oldest_guest_age_seconds", "nightly")] == pytest.approx(9 * 3600, abs=1800)
 
@@ -85,12 +91,7 @@ def test_the_guest_that_is_worst_off_counts(service: Service, tmp_path: Path) ->
 @pytest.mark.parametrize("named_by", ["vm_name", "vm_id"])
 def test_a_guest_that_left_its_job_counts_no_more(service: Service, tmp_path: Path, named_by: str) -> None:
     """Nobody makes a new point of it, so the alarm would stay until its last point is removed."""
-    for guest in ("web", "db"):
-        service.guests.image(guest, CONTENT)
-    job = _job(service, tmp_path / "repository", "web", "db")
-    web, db = (service.backups.points.get(id_) for id_ in _run(service, job).restore_point_ids)
-    for point, hours in ((web, 2), (db, 9)):
-        service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=hours)}))
+    job, web, db = _two_guests(service, tmp_path / "repository")
     for members, oldest in (((web, db), 9), ((web,), 2), ((db,), 9)):
         ids = tuple(getattr(point, named_by) for point in members)
         service.backups._jobs.put(job.model_copy(update={"vm_ids": ids}))
