@@ -62,6 +62,7 @@ LONG = (
     "tests/real/hypervisor/test_boot_ladder.py",
     "tests/real/test_instant.py",
     "tests/real/test_windows.py",
+    "tests/real/test_linux_conversion.py",
     "tests/api/test_document.py",
     "tests/live/nutanix/test_prism_service.py",
     "tests/real/test_rehearsal.py",

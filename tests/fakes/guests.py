@@ -48,7 +48,7 @@ class FakePreparer:
     def wants(self, manifest: VmManifest) -> bool:
         return manifest.guest_os.family == "windows"
 
-    def check(self) -> None:
+    def check(self, manifest: VmManifest) -> None:
         if self.missing:
             raise V2vFailed("virt-v2v-in-place is not installed", hint="apt-get install virt-v2v")
 

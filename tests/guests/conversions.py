@@ -67,7 +67,11 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def manifest() -> VmManifest:
+LINUX = GuestOs(family="linux", id="debian12_64Guest", name="Debian GNU/Linux 12")
+
+
+def manifest(guest: GuestOs | None = None) -> VmManifest:
+    """Of a Windows; or of that guest."""
     return VmManifest(
         vm_id="phony",
         name="phony",
@@ -75,6 +79,6 @@ def manifest() -> VmManifest:
         firmware="bios",
         cpu_count=1,
         memory_bytes=1024 * MIB,
-        guest_os=GuestOs(family="windows", id="windows2019srvNext-64", name="Windows Server 2022"),
+        guest_os=guest or GuestOs(family="windows", id="windows2019srvNext-64", name="Windows Server 2022"),
         disks=(Disk(key="disk-0", label="disk-0", capacity_bytes=182 * MIB, format="raw", bus="sata"),),
     )

@@ -14,7 +14,7 @@ from synvirt.guests import virt_v2v
 from synvirt.guests.virt_v2v import VirtV2vInPlace
 from synvirt.programs import ProgramFailed
 from tests.guests import phony_windows
-from tests.guests.conversions import NAME, manifest
+from tests.guests.conversions import LINUX, NAME, manifest
 
 MINE = "LIBGUESTFS_APPEND"
 
@@ -43,7 +43,7 @@ def test_an_appliance_without_kvm_has_one_processor_unless_an_administrator_says
         seen.update(env)
 
     monkeypatch.setattr(virt_v2v, "run", started)
-    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda *_: None)
     monkeypatch.delenv(MINE, raising=False)
     if set_by_administrator is not None:
         monkeypatch.setenv(MINE, set_by_administrator)
@@ -56,7 +56,7 @@ def test_an_appliance_without_kvm_has_one_processor_unless_an_administrator_says
 
 def test_a_folder_that_cannot_be_made_is_the_conversions_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system that has no room for a folder, or is read-only."""
-    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda *_: None)
     (tmp_path / "file").touch()
     preparer = VirtV2vInPlace(tmp_path / "file" / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: False)
     with pytest.raises(V2vFailed, match="phony was not converted: Not a directory") as caught:
@@ -80,7 +80,7 @@ def test_a_tool_that_did_not_end_by_itself_has_a_hint(
         raise ProgramFailed(virt_v2v.PROGRAM, returncode, stderr)
 
     monkeypatch.setattr(virt_v2v, "run", failed)
-    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda *_: None)
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(1 << 20))
     preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: True)
@@ -98,9 +98,17 @@ def test_files_that_cannot_be_looked_at_are_the_conversions_error(
     (tmp_path / "iso" / "guest-agent").mkdir(parents=True)
     places = {"iso": tmp_path / "iso", "virt_tools": tmp_path / "none"} | {setting: tmp_path / ("x" * 300)}
     with pytest.raises(V2vFailed, match="cannot be read, and a conversion needs it: File name too long") as caught:
-        VirtV2vInPlace(tmp_path / "conversions", **places, kvm=lambda: True).check()
+        VirtV2vInPlace(tmp_path / "conversions", **places, kvm=lambda: True).check(manifest())
     assert "virtio_win_iso" in (caught.value.hint or "")
     assert str(tmp_path) not in caught.value.detail
+
+
+def test_a_linux_guest_needs_no_driver_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virt_v2v, "find", lambda program: program)
+    preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "none.iso", tmp_path / "none", kvm=lambda: True)
+    preparer.check(manifest(LINUX))
+    with pytest.raises(V2vFailed, match=r"none\.iso is missing"):
+        preparer.check(manifest())
 
 
 @pytest.mark.parametrize("name", ["one\x01two", "half \ud800", "a\rb", "<&>"])
@@ -113,7 +121,7 @@ def test_a_vm_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         read.extend(disk.get("file", "") for disk in domain.iterfind("devices/disk/source"))
 
     monkeypatch.setattr(virt_v2v, "run", started)
-    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda *_: None)
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(1 << 20))
     preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: True)
@@ -126,7 +134,7 @@ def test_a_conversion_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: py
     """Its end is noted in the store, which is durable. Of overlays that are not there nothing is taken over."""
     synced: list[Path] = []
     monkeypatch.setattr(virt_v2v, "run", lambda *_, **__: None)
-    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
     disk, folder = tmp_path / "disk.raw", tmp_path / "conversions" / NAME
     disk.write_bytes(bytes(1 << 20))
@@ -146,7 +154,7 @@ def test_the_tool_gets_the_files_of_an_image_and_the_image_where_it_cannot_be_un
         more["on_line"](json.dumps({"type": "info", "message": f"looked in {drivers}"}))
 
     monkeypatch.setattr(virt_v2v, "run", started)
-    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda *_: None)
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(1 << 20))
     image = phony_windows.driver_image(tmp_path / "virtio-win.iso", tmp_path)

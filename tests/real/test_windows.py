@@ -86,11 +86,11 @@ def test_a_bad_conversion_says_why_and_leaves_the_volume_as_it_was(
 def test_an_agent_that_could_not_be_installed_is_found_before_anything_is_copied(lab: Lab) -> None:
     preparer = lab.preparer(image=phony_windows.driver_image(lab.folder / "virtio.iso", lab.folder, agent=True))
     with pytest.raises(V2vFailed, match=r"rhsrvany\.exe or pvvxsvc\.exe") as caught:
-        preparer.check()
+        preparer.check(manifest())
     assert "virt_tools_dir" in (caught.value.hint or "")
     (lab.folder / "no-tools").mkdir()
     (lab.folder / "no-tools" / "rhsrvany.exe").touch()
-    preparer.check()
+    preparer.check(manifest())
 
 
 @pytest.mark.usefixtures("all_in_the_folder")
@@ -113,7 +113,7 @@ def test_a_killed_service_takes_the_conversion_with_it_and_the_next_one_starts_o
     argv = [
         sys.executable,
         "-m",
-        "tests.real.windows_child",
+        "tests.guests.windows_child",
         str(lab.folder / "conversions"),
         str(lab.drivers),
         clone,

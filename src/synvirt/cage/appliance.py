@@ -21,6 +21,9 @@ _MADE_OF = (
     *("/var/lib/dpkg", "/etc/dpkg", "/etc/debian_version"),
     *("/var/lib/rpm", "/usr/lib/sysimage/rpm", "/etc/rpm"),
 )
+# Libosinfo, which virt-v2v asks what a Linux guest's devices are, ends where it may not read a part of its database: the host's
+# own additions, and the lists of devices that Debian links from /usr/share/misc.
+_OSINFO = ("/etc/osinfo", "/var/lib/usbutils", "/var/lib/pciutils")
 # Paths in the environment of libguestfs and supermin, set by an administrator.
 _NAMED = ("SUPERMIN_KERNEL", "SUPERMIN_MODULES", "LIBGUESTFS_PATH", "VIRTIO_WIN", "VIRT_TOOLS_DATA_DIR")
 # The package's unit hides the kernel's modules at their usual place (systemd's ProtectKernelModules), and shows them here.
@@ -44,7 +47,7 @@ def converter(
     named = [path for name in _NAMED for path in environment.get(name, "").split(os.pathsep) if path.startswith("/")]
     cache = environment.get(CACHE) or tempfile.gettempdir()
     cage = Cage(
-        reads=(*_MADE_OF, str(SHOWN_MODULES), *own, *named, *reads),
+        reads=(*_MADE_OF, *_OSINFO, str(SHOWN_MODULES), *own, *named, *reads),
         writes=(cache, "/dev/kvm", *writes),
         exact=tuple(exact),
         network=network,

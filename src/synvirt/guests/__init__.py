@@ -27,7 +27,8 @@ class GuestPreparer(Protocol):
         volumes ◀── read only ── convert ──▶ overlays, by the name of the job ── adopt ──▶ volumes
 
     - `wants(manifest)`: whether this guest needs preparing (Windows does).
-    - `check()`: V2vFailed with the cause, when the tool or the driver image is missing on this host.
+    - `check(manifest)`: V2vFailed with the cause, when what this guest's conversion needs is missing on this host: the tool,
+      or the driver image.
     - `convert(name, ...)`: installs the drivers (boot disk first in `devices`). The changes are in overlays of that name, which
       each call makes again, and which are durable on return. V2vFailed with the cause; Cancelled. The volumes are not
       changed. `backing`: for each device that is an overlay in qcow2 itself, its raw backing file.
@@ -39,7 +40,7 @@ class GuestPreparer(Protocol):
     tool: ClassVar[str]
 
     def wants(self, manifest: "VmManifest") -> bool: ...
-    def check(self) -> None: ...
+    def check(self, manifest: "VmManifest") -> None: ...
     def convert(
         self,
         name: str,

@@ -62,7 +62,7 @@ _CAUSES = (
         "a volume is encrypted: suspend BitLocker (manage-bde -protectors -disable) on the source, then copy again",
     ),
     ("no virtio drivers available", "this virtio-win.iso has no driver for this Windows: use a newer or an older one"),
-    ("no operating system", 'no Windows was found on the disks: set "conversion" to "never" if that is so'),
+    ("no operating system", 'no system that it knows was found on the disks: set "conversion" to "never" if that is so'),
     ("not enough free space", "make room inside the guest and copy it again"),
     ("rhsrvany", "put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says"),
     ("read-only", "the file system was not shut down cleanly: start Windows on the source and shut it down"),
@@ -99,9 +99,11 @@ class VirtV2vInPlace:
     def wants(self, manifest: VmManifest) -> bool:
         return manifest.guest_os.family == "windows"
 
-    def check(self) -> None:
+    def check(self, manifest: VmManifest) -> None:
         if find(PROGRAM) is None:
-            raise V2vFailed(f"{PROGRAM} is not installed, and {_WHY}", hint="apt-get install virt-v2v")
+            raise V2vFailed(f"{PROGRAM} is not installed, which a conversion needs", hint="apt-get install virt-v2v")
+        if _has_its_drivers(manifest):
+            return
         try:
             self._check_files()
         except OSError as error:
@@ -113,7 +115,8 @@ class VirtV2vInPlace:
     def _check_files(self) -> None:
         if not self._iso.exists():
             raise V2vFailed(
-                f"the virtio driver image {self._iso.name} is missing, and {_WHY}",
+                f"the virtio driver image {self._iso.name} is missing, and a Windows guest cannot start from virtio disks "
+                "without drivers",
                 hint="put virtio-win.iso where the setting virtio_win_iso says",
             )
         if AGENT_FOLDERS & top_names(self._iso) and not any((self._virt_tools / name).exists() for name in SERVICE_STARTERS):
@@ -132,8 +135,8 @@ class VirtV2vInPlace:
         *,
         backing: Mapping[str, str] = ALONE,
     ) -> None:
-        self.check()
-        with _as_our_error(manifest), self._drivers(on_message, stop) as drivers, scratch_folder("v2v") as work:
+        self.check(manifest)
+        with _as_our_error(manifest), self._drivers(manifest, on_message, stop) as drivers, scratch_folder("v2v") as work:
             laid = overlays.lay(self._folder / name, devices, backing)
             shown = {str(drivers): self._iso.name, str(self._iso): self._iso.name, str(self._folder / name): name}
             messages = _Messages(on_message, shown)
@@ -169,11 +172,12 @@ class VirtV2vInPlace:
         overlays.remove(self._folder / name)
 
     @contextmanager
-    def _drivers(self, on_message: OnMessage, stop: Callable[[], bool]) -> Iterator[Path]:
-        """A folder with the drivers; the image itself, where it cannot be unpacked here: the tool reads it too, slowly."""
+    def _drivers(self, manifest: VmManifest, on_message: OnMessage, stop: Callable[[], bool]) -> Iterator[Path]:
+        """A folder with the drivers; the image itself, where it is not needed, or where it cannot be unpacked here: the tool
+        reads it too, slowly."""
         with ExitStack() as held:
             drivers = self._iso
-            if not self._iso.is_dir():
+            if not _has_its_drivers(manifest) and not self._iso.is_dir():
                 try:
                     drivers = held.enter_context(
                         unpacked(self._iso, self._folder.with_name("drivers"), overlays.ROOM_BYTES, stop)
@@ -196,7 +200,9 @@ class VirtV2vInPlace:
         }
 
 
-_WHY = "a Windows guest cannot start from virtio disks without drivers"
+def _has_its_drivers(manifest: VmManifest) -> bool:
+    """They are part of each Linux kernel: its initramfs is made again with them."""
+    return manifest.guest_os.family == "linux"
 
 
 def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) -> list[str]:

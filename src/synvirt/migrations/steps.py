@@ -80,7 +80,7 @@ async def queued(job: Job) -> Facts:
     await claim(job)
     await chosen(job)
     if job.converts:
-        await job.in_thread(rooms.preparer.check)
+        await job.in_thread(rooms.preparer.check, manifest)
     if not taken_up:  # else its volumes exist already
         await _refuse_too_large(job, manifest)
     return Facts()
@@ -114,7 +114,7 @@ async def _nothing_to_copy(job: Job) -> Facts:
     await job.change(started_at=now())
     await claim(job)
     if job.converts:
-        await job.in_thread(job.rooms.preparer.check)
+        await job.in_thread(job.rooms.preparer.check, job.manifest)
     return Facts()
 
 

@@ -147,7 +147,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
         _concerns(found, found.manifest)
         if rooms.converts(plan, found.manifest):
             with found.at("conversion"):
-                rooms.preparer.check()
+                rooms.preparer.check(found.manifest)
     if plan.instant:
         with found.at("instant"):
             _instant(rooms, plan, found.manifest)
@@ -190,7 +190,7 @@ def refuse_unfit(rooms: Rooms, job: Migration) -> None:
         _free_bytes(rooms, job.destination or job.plan.target.destination)
     if job.manifest is not None and rooms.converts(job.plan, job.manifest):
         with found.at("conversion"):
-            rooms.preparer.check()
+            rooms.preparer.check(job.manifest)
     with found.at("target"):
         rooms.hypervisor.capacity()  # one that is away is asked for nothing else
         networks_and_host(rooms, found)
