@@ -257,6 +257,30 @@ def test_a_cancel_that_comes_after_the_copy_leaves_the_guest_as_it_is(house: One
     assert ([one.name for one in (house.folder / "images").iterdir()], rows_left(house.store)) == (["web"], [])
 
 
+@pytest.mark.parametrize("disks", [(), ("vda",)])
+@pytest.mark.parametrize(("snapshots", "is_moved"), [(1, False), (1, True), (0, True)])
+def test_a_snapshot_that_is_taken_during_the_copy_keeps_the_disk_that_it_needs(
+    house: OneGuest, monkeypatch: pytest.MonkeyPatch, snapshots: int, is_moved: bool, disks: tuple[str, ...]
+) -> None:
+    """In the present file; or in a new one that lies over it, and would lie over other bytes. libvirt need not know of it."""
+    copy, now, above = Copying.copy, house.guest.xml, house.folder / "above.qcow2"
+
+    def taken(copying: Copying, order: DiskOrder) -> None:
+        copy(copying, order)
+        house.guest.snapshots = snapshots
+        if is_moved:
+            above.touch()
+            house.guest.xml = now.replace(str(house.disk), str(above)).replace("'raw'", "'qcow2'")
+
+    monkeypatch.setattr(Copying, "copy", taken)
+    house.image("web", NOW)
+    run = house.restored(*disks)
+    assert run is not None
+    assert (run.status, run.error and run.error.code) == (Status.FAILED, "E_BAK_CONFLICT")
+    assert house.disk.read_bytes() == NOW
+    assert ([one.name for one in (house.folder / "images").iterdir()], rows_left(house.store)) == (["web"], [])
+
+
 @pytest.mark.parametrize(
     ("of_guest", "xml", "error"),
     [

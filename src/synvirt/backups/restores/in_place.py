@@ -130,8 +130,21 @@ class InPlace:
         under_way.move(Status.COMMITTING)
         with translated(Internal, f"the hypervisor does not say what {point.vm_name} is called"):
             its_own = RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString()))
+        self._check_same(point, request, places)
         restored.commit(definition)
         under_way.move(Status.COMMITTING, domain=its_own)
+
+    def _check_same(self, point: RestorePoint, request: RestoreRequest, places: dict[str, Place]) -> None:
+        """In the hours of a copy, its operator may have taken a snapshot, which holds the present disks or lies over them, or
+        moved them. As `check`."""
+        self.check(point, request)
+        there = dict(present.disks_of(present.definition(self._domain(point))))
+        for target, place in places.items():
+            if there.get(target) != place:
+                raise BackupConflict(
+                    f"disk {target} of {point.vm_name} was changed during the restore: it is not {place.path} any more",
+                    hint="restore again, and leave the guest as it is until that is done",
+                )
 
     def _domain(self, point: RestorePoint) -> Any:
         found = self._restore_host.domain("lookupByUUIDString", point.vm_id)
