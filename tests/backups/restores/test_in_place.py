@@ -243,17 +243,19 @@ def test_the_guest_stays_who_it_is_now_and_sees_that_it_went_back(
 
 
 def test_a_cancel_that_comes_after_the_copy_leaves_the_guest_as_it_is(house: OneGuest, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = Copying.copy
+    """With what its operator has changed of its definition meanwhile."""
+    copy, changed = Copying.copy, house.guest.xml.replace("64</memory>", "96</memory>")
 
     def cancelled(copying: Copying, order: DiskOrder) -> None:
         copy(copying, order)
+        house.guest.xml = changed
         house.backups.runs.cancel(copying.under_way.run.id)
 
     monkeypatch.setattr(Copying, "copy", cancelled)
     house.image("web", NOW)
     run = house.restored()
     assert run is not None
-    assert (run.status, house.disk.read_bytes() == NOW) == (Status.CANCELLED, True)
+    assert (run.status, house.disk.read_bytes() == NOW, house.guest.xml) == (Status.CANCELLED, True, changed)
     assert ([one.name for one in (house.folder / "images").iterdir()], rows_left(house.store)) == (["web"], [])
 
 

@@ -175,7 +175,7 @@ class InPlace:
 
     def _tried(self, under_way: UnderWay, domain: Any, manifest: Manifest, places: dict[str, Place]) -> str:
         """The point's definition with the disks' present places. libvirt checks it before anything is written. HostLacks."""
-        now = present.definition(domain)
+        now, run_id = present.definition(domain), under_way.run.id
         then = restoring_domain.foreign(manifest.sealed.domain_xml, now, self._restore_host.read_xml)
         with translated(Internal, "the hypervisor does not say how the guest is"):
             before, name = present.xml_of(domain), domain.name()
@@ -186,7 +186,7 @@ class InPlace:
         if restoring_domain.has_uefi(now):
             restoring_domain.name_firmware(then)  # its variables stay in the file that the guest has now
         if restoring_domain.has_uefi(then) and not (was_named and restoring_domain.has_uefi(now)):
-            new_domain.put_firmware(self._restore_host, under_way.run.id, then)
+            new_domain.put_firmware(self._restore_host, run_id, then)
         restoring_domain.same_variables(then, now)
         differences = [
             *then.differences,
@@ -196,11 +196,13 @@ class InPlace:
                 if target not in places
             ),
         ]
-        self._ledger.record(under_way.run.id, "defined", before)
+        self._ledger.record(run_id, "defined", before)
         with translated(HostLacks, "libvirt does not accept the domain as it was", lambda _: "restore to a new domain"):
             present.define(self._restore_host, then.xml)
         with translated(Internal, "libvirt does not accept the domain as it is"):
             present.define(self._restore_host, before)
+        # What its operator changes from here on stays, if the restore fails.
+        self._ledger.replace(run_id, [entry for entry in self._ledger.of(run_id) if entry.kind != "defined"])
         for one in differences:
             under_way.warn(restoring_domain.DIFFERS, one, manifest.sealed.vm_id)
         return then.xml
