@@ -259,6 +259,25 @@ def test_a_cancel_that_comes_after_the_copy_leaves_the_guest_as_it_is(house: One
     assert ([one.name for one in (house.folder / "images").iterdir()], rows_left(house.store)) == (["web"], [])
 
 
+def test_a_cancel_that_comes_when_the_disk_is_replaced_already_is_too_late(
+    house: OneGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told that the guest is as it was."""
+    swap = in_place._swap
+
+    def cancelled(one: Swap) -> None:
+        swap(one)
+        (run,) = house.backups.runs.not_ended()
+        house.backups.runs.cancel(run.id)
+
+    monkeypatch.setattr(in_place, "_swap", cancelled)
+    house.image("web", NOW)
+    run = house.restored()
+    assert run is not None
+    assert (run.status, run.error, run.domain and run.domain.name) == (Status.COMPLETED, None, "web")
+    assert (house.disk.read_bytes() == THEN, rows_left(house.store)) == (True, [])
+
+
 @pytest.mark.parametrize("disks", [(), ("vda",)])
 @pytest.mark.parametrize(("snapshots", "is_moved"), [(1, False), (1, True), (0, True)])
 def test_a_snapshot_that_is_taken_during_the_copy_keeps_the_disk_that_it_needs(

@@ -132,7 +132,7 @@ class InPlace:
             its_own = RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString()))
         self._check_same(point, request, places)
         restored.commit(definition)
-        under_way.move(Status.COMMITTING, domain=its_own)
+        under_way.note(domain=its_own)  # a cancel that came meanwhile came too late: the guest has all of it
 
     def _check_same(self, point: RestorePoint, request: RestoreRequest, places: dict[str, Place]) -> None:
         """In the hours of a copy, its operator may have taken a snapshot, which holds the present disks or lies over them, or
