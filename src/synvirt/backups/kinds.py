@@ -3,6 +3,7 @@
 backup   backing_up.py     restore   restores/     boot_test   restores/boot_test.py     verify, collect   upkeep.py
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +12,16 @@ from uuid import UUID
 from synvirt.backups.backing_up import BackingUp
 from synvirt.backups.jobs import Jobs
 from synvirt.backups.memory import Memory
-from synvirt.backups.model import BackupJob, BackupRun, CollectRequest, RestorePoint
+from synvirt.backups.model import BackupJob, BackupRun, CollectRequest, RestorePoint, RestoreRequest
 from synvirt.backups.points import Points
+from synvirt.backups.restores import new_domain
 from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.backups.restores.restoring import Restoring
 from synvirt.backups.runs import RunKind, Work
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.upkeep import Upkeep
-from synvirt.errors import BackupNotFound
+from synvirt.errors import BackupConflict, BackupNotFound, Interrupted
+from synvirt.store.documents import Unreadable
 
 # The words for what a run does with the points that it names; other kinds of run name points that they made, or none.
 READS = {"restore": "restored", "verify": "verified", "boot_test": "tested"}
@@ -70,6 +73,20 @@ class Kinds:
     def _collection(self, run: BackupRun) -> Work:
         asked = self.memory.asked(run.id, CollectRequest)
         return partial(self.upkeep.collect, repository_id=self._repository_of(run), asked=asked)
+
+    def refuse_same(self, run: BackupRun, asked: RestoreRequest, others: Iterable[BackupRun]) -> None:
+        """BackupConflict, if one of the other runs makes the folder or the guest of that name: it is there only at the end."""
+        name = self._new_guest(run, asked)
+        for other in (one for one in others if one.kind == "restore"):
+            if run.path is not None and other.path == run.path:
+                raise BackupConflict(f"run {other.id} exports to {run.path} already", hint="choose another name")
+            with contextlib.suppress(BackupNotFound, Interrupted, Unreadable):  # it ends at this moment
+                if name is not None and name == self._new_guest(other, self.memory.asked(other.id, RestoreRequest)):
+                    raise BackupConflict(f"run {other.id} restores a guest {name} already", hint="choose another name")
+
+    def _new_guest(self, run: BackupRun, asked: RestoreRequest) -> str | None:
+        """The name of the guest that the restore makes; None, if it makes none."""
+        return new_domain.name_of(self._point_of(run), asked) if asked.target == "new_domain" else None
 
     # ── what a run uses ──────────────────────────────────────────────────────────────────────────────────────────────
 

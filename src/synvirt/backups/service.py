@@ -449,7 +449,7 @@ class Backups:
         point = self.points.get(point_id)
         bring(asked)
         run = self._of_point("restore", point)
-        return self._begin(self._restoring.asked(run, point, asked), Memory.request(run.id, asked))
+        return self._begin(self._restoring.asked(run, point, asked), Memory.request(run.id, asked), asked=asked)
 
     def boot_test(self, point_id: UUID) -> BackupRun:
         """Begins a boot test of a restore point."""
@@ -468,16 +468,15 @@ class Backups:
             repository_id=point.repository_id,
         )
 
-    def _begin(self, run: BackupRun, *with_: Row) -> BackupRun:
+    def _begin(self, run: BackupRun, *with_: Row, asked: RestoreRequest | None = None) -> BackupRun:
         with self.runs.lock:
             self._refuse_held(run.repository_id)
             for point_id in run.restore_point_ids:
                 self.points.get(point_id)  # it may have been removed since the check
                 if point_id in self._leaving:
                     raise BackupNotFound(f"restore point {point_id} is being removed")
-            # Its folder is there only once it is whole.
-            if run.path is not None and (same := [one for one in self.runs.not_ended() if one.path == run.path]):
-                raise BackupConflict(f"run {same[0].id} exports to {run.path} already", hint="choose another name")
+            if asked is not None:
+                self._kinds.refuse_same(run, asked, self.runs.not_ended())
             return self.runs.begin(run, with_=with_)
 
     def screenshot(self, point_id: UUID) -> bytes | None:

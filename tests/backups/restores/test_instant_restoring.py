@@ -123,6 +123,24 @@ def test_a_restore_that_waits_for_its_destination_can_be_cancelled(place: Place,
     assert place.left() == []
 
 
+def test_of_two_restores_to_one_name_the_second_is_refused_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at its end, by the guest of the first. By default it has the name of the point's guest."""
+    (destination,) = place.restore_host.destinations.values()
+    monkeypatch.setattr(destination, "why_away", lambda: "nothing is mounted")
+    first = place.restore(name=None, instant=False)
+    for name in (None, "web"):
+        with pytest.raises(BackupConflict, match=f"run {first.id} restores a guest web already"):
+            place.restore(name=name, instant=False)
+    others = [place.restore(instant=False), place.restore(name="web", target="export", instant=False, start=False)]
+    for one in (first, *others):
+        if one.run.finished_at is None:
+            place.backups.runs.cancel(one.id)
+        ended(place.backups, one.id)
+    again = place.restore(name="web", instant=False)
+    place.backups.runs.cancel(again.id)
+    ended(place.backups, again.id)
+
+
 def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(place: Place) -> None:
     restored = place.restore(SLOWLY)
     restored.runs()

@@ -71,7 +71,7 @@ class NewDomain:
 
     def check(self, point: RestorePoint, request: RestoreRequest) -> None:
         """BackupConflict, if a domain of this host has the name already."""
-        name = _name(point, request)
+        name = name_of(point, request)
         if self._restore_host.domain("lookupByName", name) is not None:
             raise BackupConflict(
                 f"this host has a domain {name} already", hint="give the restored one another name, or restore in place"
@@ -110,7 +110,7 @@ class NewDomain:
         """A new machine from the point, fitted to this host; its disks have their old places. HostLacks."""
         run_id = under_way.run.id
         domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=self._restore_host.read_xml)
-        name = _name(point, request)
+        name = name_of(point, request)
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         restoring_domain.log_console(domain, str(self._restore_host.hypervisor.console_log(run_id)))
         self._fit(under_way, domain, manifest, starts=request.start and not is_started(under_way.run.instant))
@@ -123,7 +123,7 @@ class NewDomain:
         restoring_domain.with_disks(domain, places, wanted=frozenset(request.disks or places))
         for difference in domain.differences:
             under_way.warn(restoring_domain.DIFFERS, difference, point.vm_id)
-        return Domain(name=_name(point, request), uuid=str(under_way.run.id), xml=domain.xml)
+        return Domain(name=name_of(point, request), uuid=str(under_way.run.id), xml=domain.xml)
 
     def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
         """Whether the service ended after the guest was defined or started: it may have written since."""
@@ -306,5 +306,6 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     }
 
 
-def _name(point: RestorePoint, request: RestoreRequest) -> str:
+def name_of(point: RestorePoint, request: RestoreRequest) -> str:
+    """The name of the restored guest."""
     return not_the_drivers(request.name or point.vm_name)
