@@ -27,5 +27,8 @@ class FakeExports:
         if not (folder / ACTIVITY).exists():
             (folder / ACTIVITY).write_bytes(bytes(16))
 
+    def renew(self, name: str) -> None:
+        """Nothing of it wears out."""
+
     def end(self, name: str) -> None:
         shutil.rmtree(self._root / name, ignore_errors=True)

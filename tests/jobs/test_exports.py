@@ -207,6 +207,23 @@ def test_one_that_was_killed_is_made_again(exports: ProcessExports, source: RawS
     assert _read(exports) == disk_content()
 
 
+def test_one_that_cannot_be_read_is_made_anew_but_not_all_the_time(
+    exports: ProcessExports, source: RawSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening what it serves may take as long as a guest waits for it."""
+    exports.renew("job")
+    exports.serve("job", [source])
+    process = holder(exports.folder("job"))
+    exports.renew("job")
+    assert holder(exports.folder("job")) == process
+    monkeypatch.setattr(exports_module, "RENEWED_AFTER_S", 0.0)
+    exports.renew("job")
+    assert holder(exports.folder("job")) is None
+    exports.serve("job", [source])
+    assert holder(exports.folder("job")) not in (None, process)
+    assert _read(exports) == disk_content()
+
+
 def test_it_ends_with_its_folder(exports: ProcessExports, source: RawSpec) -> None:
     exports.serve("job", [source])
     process = holder(exports.folder("job"))

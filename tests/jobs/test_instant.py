@@ -43,15 +43,18 @@ def test_each_disk_has_layers_of_its_own_in_the_folder_that_goes_with_the_export
     )
 
 
+@pytest.mark.parametrize("paused", [None, Paused(), Paused(full="the file system at /small")])
 @pytest.mark.parametrize("uuid", [None, UUID(int=1)])
-def test_what_it_reads_is_served_before_a_guest_is_resumed(uuid: UUID | None) -> None:
+def test_what_it_reads_is_served_before_a_guest_is_resumed(uuid: UUID | None, paused: Paused | None) -> None:
+    """And made anew, once the guest could not read it."""
     calls: list[object] = []
 
-    def resume(of: UUID) -> Paused:
+    def resume(of: UUID) -> Paused | None:
         calls.append(of)
-        return Paused()
+        return paused
 
-    exports: Any = SimpleNamespace(serve=lambda *_: calls.append("served"))
+    exports: Any = SimpleNamespace(serve=lambda *_: calls.append("served"), renew=lambda _: calls.append("renewed"))
     hypervisor: Any = SimpleNamespace(resume=resume)
-    assert keep_going(exports, hypervisor, "job", [], uuid) == (None if uuid is None else Paused())
-    assert calls == (["served"] if uuid is None else ["served", uuid])
+    assert keep_going(exports, hypervisor, "job", [], uuid) == (None if uuid is None else paused)
+    resumed = [] if uuid is None else [uuid, "renewed"] if paused == Paused() else [uuid]
+    assert calls == ["served", *resumed]

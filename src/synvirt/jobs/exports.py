@@ -32,6 +32,8 @@ from synvirt.kvm import qemu_user
 # Seconds to open the disks, which may be on a remote server.
 SERVED_WITHIN_S = 60.0
 GONE_WITHIN_S = 10.0
+# How long one that a guest could not read from has served before it is made anew.
+RENEWED_AFTER_S = 30.0
 LOOK_EVERY_S = 0.02
 # struct flock of 64-bit Linux (fcntl_locking(2)): type, whence, start, length, process.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -42,10 +44,13 @@ class Exports(Protocol):
       folder belongs to that name too, and not to an exporter.
     - `serve(name, disks)`: on return the disks are served, by a process that serves them already or by a new one, and the
       guest's QEMU may open the sockets. Raises the error of a disk that cannot be opened.
+    - `renew(name)`: ends the process that serves them, unless it is new: the next `serve` makes another one, which may read
+      what this one cannot, as the files of a file system that was mounted anew since.
     - `end(name)`: ends them, so that nothing of them is left. Idempotent."""
 
     def folder(self, name: str) -> Path: ...
     def serve(self, name: str, disks: Sequence[Exported]) -> None: ...
+    def renew(self, name: str) -> None: ...
     def end(self, name: str) -> None: ...
 
 
@@ -74,18 +79,20 @@ class ProcessExports:
         for number in range(len(disks)):
             self._give(folder / str(number))
 
+    def renew(self, name: str) -> None:
+        folder = self.folder(name)
+        try:
+            since = (folder / "0").lstat().st_mtime  # the process has made it
+        except OSError:
+            return
+        if not 0 <= time.time() - since < RENEWED_AFTER_S:
+            _end(folder)
+
     def end(self, name: str) -> None:
         if not name:
             raise ValueError("an export has a name")
         folder = self.folder(name)
-        deadline = time.monotonic() + GONE_WITHIN_S
-        while (process := holder(folder)) is not None:
-            _kill(process)
-            if time.monotonic() > deadline:
-                raise Internal(f"the process {process} that serves the guest's disks does not end")
-            time.sleep(0.01)
-            if holder(folder) != process:
-                sweep_of(process)
+        _end(folder)
         try:
             if folder.parent.exists():
                 shutil.rmtree(folder.parent)
@@ -110,6 +117,18 @@ def _too_late(folder: Path) -> DiskReadFailed:
     if (hanging := holder(folder)) is not None and holder(folder, SERVES) is None:
         _kill(hanging)
     return DiskReadFailed(f"the disks of the source do not open within {SERVED_WITHIN_S:g} s")
+
+
+def _end(folder: Path) -> None:
+    """Ends the process that serves there. Internal."""
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (process := holder(folder)) is not None:
+        _kill(process)
+        if time.monotonic() > deadline:
+            raise Internal(f"the process {process} that serves the guest's disks does not end")
+        time.sleep(0.01)
+        if holder(folder) != process:
+            sweep_of(process)
 
 
 def _kill(process: int) -> None:

@@ -52,10 +52,13 @@ def layers(exports: Exports, name: str, number: int) -> Early:
 def keep_going(
     exports: Exports, hypervisor: Hypervisor, name: str, disks: Sequence[Exported], uuid: UUID | None
 ) -> Paused | None:
-    """Makes an export again if it is gone, and resumes a guest that is paused; why it was. `uuid`: of its domain, once there is
-    one. Raises the error of a disk that cannot be opened."""
+    """Makes an export again if it is gone, and resumes a guest that is paused; why it was. An export that it could not read is
+    made anew at the next look. `uuid`: of its domain, once there is one. Raises the error of a disk that cannot be opened."""
     exports.serve(name, disks)
-    return None if uuid is None else hypervisor.resume(uuid)
+    paused = None if uuid is None else hypervisor.resume(uuid)
+    if paused is not None and paused.full is None:
+        exports.renew(name)
+    return paused
 
 
 def room_news(shown: str | None, paused: Paused | None) -> str | None:

@@ -3,7 +3,9 @@ process is killed with -9 meanwhile (see test_instant.py)."""
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from synvirt.cli.client import Client
 from synvirt.errors import Conflict
 from synvirt.jobs.exports import holder
 from synvirt.sizes import MIB
+from tests.needs import need_root
 from tests.real import guests
 from tests.real.instant_site import SLOWLY, Site, a_site
 from tests.running.processes import until, workers
@@ -35,7 +38,7 @@ class Restored:
 
     def begin(self, client: Client, **fields: Any) -> None:
         repository = self.site.data_dir.parent / "repository"
-        repository.mkdir()
+        repository.mkdir(exist_ok=True)
         job = client.submit(self.site.plan(instant=False, limits={}, target={"start": False, "name": "counts"}))
         until(lambda: client.migration(job.id).ended, 120)
         request: dict[str, Any] = {"name": "here", "kind": "local", "path": str(repository)}
@@ -54,6 +57,10 @@ class Restored:
 
     def run(self, client: Client) -> BackupRun:
         return self._run(client, self.id)
+
+    def state(self, client: Client) -> str | None:
+        instant = self.run(client).instant
+        return None if instant is None else instant.state
 
     def copying(self, client: Client) -> None:
         """Its guest runs, and its copy is in its middle."""
@@ -151,6 +158,34 @@ def test_a_repository_that_goes_away_holds_the_guest_and_it_goes_on(site: Site) 
         restored.completed(client)
         assert site.guests() == [guest], "it never stopped"
         restored.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_repository_that_is_mounted_anew_is_read_again_before_the_copy_is_complete(site: Site) -> None:
+    """As after its server was away. The process that serves it may open only files of what was mounted when it began."""
+    need_root("mount")
+    restored, repository, kept = Restored(site), site.data_dir.parent / "repository", site.data_dir.parent / "kept"
+    repository.mkdir()
+    mount = ["mount", "-t", "tmpfs", "tmpfs", str(repository)]
+    subprocess.run(mount, check=True)
+    try:
+        with site.service() as client:
+            restored.begin(client, bandwidth_bps=MIB // 2)
+            restored.copying(client)
+            (guest,) = site.guests()
+            shutil.copytree(repository, kept)
+            subprocess.run(["umount", "--lazy", repository], check=True)
+            until(lambda: restored.state(client) == "waiting", 60)
+            subprocess.run(mount, check=True)
+            shutil.copytree(kept, repository, dirs_exist_ok=True)
+            until(lambda: restored.state(client) != "waiting", 60)
+            assert restored.state(client) == "running", "it does not wait for its volume"
+            assert site.guests() == [guest], "it never stopped"
+            restored.completed(client)
+            restored.check()
+    finally:
+        subprocess.run(["umount", "--lazy", repository], check=False)
 
 
 @pytest.mark.slow
