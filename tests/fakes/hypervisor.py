@@ -149,8 +149,10 @@ class FakeHypervisor:
         with self._lock:
             if uuid not in self.domains:
                 raise DomainDefineFailed(f"domain {uuid} is not defined")
-            self.domains[uuid].running = self.fail != "boot"
-            self.domains[uuid].started = True
+            found = self.domains[uuid]
+            if not found.running:
+                found.on = _volumes(found.domain.xml)
+            found.running, found.started = self.fail != "boot", True
 
     def lived(self, uuid: UUID) -> Lived | None:
         self._check_answers()
@@ -244,7 +246,9 @@ class FakeHypervisor:
                 for disk, offset, content in found.written:
                     if disk == number:
                         _put(Path(volume.path), offset, content)
-            found.on, found.held_up = [volume.path for volume in volumes], False
+            if found.running:  # else its definition names the layers still
+                found.on = [volume.path for volume in volumes]
+            found.held_up = False
 
     def screenshot(self, job_id: UUID) -> bytes | None:
         return self.screenshots.get(job_id)
@@ -265,6 +269,12 @@ class FakeHypervisor:
         for other in self.domains.values():
             if (why := clash(wanted, identity_of(other.domain.xml))) is not None:
                 raise Conflict(why, hint=CLASH_HINT)
+
+
+def _volumes(xml: str) -> list[str]:
+    """None of a guest whose disks are layers."""
+    disks = [] if "backingStore" in xml else ET.fromstring(xml).findall("devices/disk/source")
+    return [source.get("file", "") for source in disks]
 
 
 def _put(path: Path, offset: int, content: bytes) -> None:

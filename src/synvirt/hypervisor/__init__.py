@@ -86,8 +86,9 @@ class Hypervisor(Protocol):
     - `resume(uuid)`: resumes a guest that was paused because a disk could not be read or written, and says why it was; None,
       where it runs, is off or does not exist.
     - `onto_volumes(uuid, volumes, stop)`: moves a guest that was started early onto its complete volumes; a running one goes
-      on, with all that it wrote. If the guest is off, its definition may still name the layers: define it next. Called again
-      after an interruption, it goes on. DiskWriteFailed, where a disk cannot be moved; Cancelled.
+      on, with all that it wrote. If the guest is off, its definition may still name the layers: define it next, and call this
+      again, as it may have been started in between. Called again after an interruption, it goes on. DiskWriteFailed, where a
+      disk cannot be moved; Cancelled.
     - `screenshot(job_id)`: the PNG of the last failed boot; None. `forget_screenshot(job_id)`.
     - `picture(uuid)`: the screen of the running guest as a PNG; None, where it has none.
     - `guest_facts(uuid)`: facts of the running guest by its agent, as in ReportsGuestFacts.

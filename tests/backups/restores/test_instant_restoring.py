@@ -21,6 +21,7 @@ from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.specs import WriterSpec
 from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled, DiskReadFailed, PersistFailed
 from synvirt.jobs.exports import ProcessExports, holder
+from synvirt.model.job import Domain
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
 from synvirt.sizes import KIB, MIB
@@ -123,24 +124,6 @@ def test_a_restore_that_waits_for_its_destination_can_be_cancelled(place: Place,
     assert place.left() == []
 
 
-def test_of_two_restores_to_one_name_the_second_is_refused_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at its end, by the guest of the first. By default it has the name of the point's guest."""
-    (destination,) = place.restore_host.destinations.values()
-    monkeypatch.setattr(destination, "why_away", lambda: "nothing is mounted")
-    first = place.restore(name=None, instant=False)
-    for name in (None, "web"):
-        with pytest.raises(BackupConflict, match=f"run {first.id} restores a guest web already"):
-            place.restore(name=name, instant=False)
-    others = [place.restore(instant=False), place.restore(name="web", target="export", instant=False, start=False)]
-    for one in (first, *others):
-        if one.run.finished_at is None:
-            place.backups.runs.cancel(one.id)
-        ended(place.backups, one.id)
-    again = place.restore(name="web", instant=False)
-    place.backups.runs.cancel(again.id)
-    ended(place.backups, again.id)
-
-
 def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(place: Place) -> None:
     restored = place.restore(SLOWLY)
     restored.runs()
@@ -149,6 +132,26 @@ def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(pl
     run = restored.completed(restored.writes())
     assert restored.guest.running
     assert run.progress.bytes_done == run.progress.bytes_total == len(disk_content())
+
+
+def test_a_guest_that_is_started_again_as_its_layers_become_its_volumes_gets_onto_them_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was off, and starts from its layers until they are not in its definition any more."""
+    restored, define, expected = place.restore(SLOWLY), place.hypervisor.define, list[bytes]()
+    restored.runs()
+
+    def started(domain: Domain) -> None:
+        if "top.qcow2" not in domain.xml and not expected:
+            place.hypervisor.start(restored.id)
+            expected.append(restored.writes())
+        define(domain)
+
+    monkeypatch.setattr(place.hypervisor, "define", started)
+    place.hypervisor.power_off(restored.id)
+    until(lambda: expected)
+    restored.completed(expected[0])
+    assert restored.guest.running
 
 
 @pytest.mark.parametrize(

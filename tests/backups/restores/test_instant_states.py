@@ -142,7 +142,7 @@ class Restored(InstantDomain):
 
 
 COPIED = ["transferring", "serve", "copy", "moving since then"]
-MOVED = ["committing", "onto its volumes", "define", "committing", "done since then"]
+MOVED = ["committing", "onto its volumes", "define", "onto its volumes", "committing", "done since then"]
 
 
 @pytest.mark.parametrize(

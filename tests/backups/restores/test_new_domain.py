@@ -10,7 +10,9 @@ import pytest
 
 from synvirt.backups.restores.domain import foreign
 from synvirt.backups.restores.new_domain import put_firmware, put_tpm, undo
-from synvirt.errors import HostLacks
+from synvirt.errors import BackupConflict, HostLacks
+from tests.backups.restores.place import Place
+from tests.fakes.backups import ended
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 
@@ -66,3 +68,21 @@ def test_a_firmware_of_this_host_is_named_where_it_is_another_than_the_points(
         assert domain.differences[len(before) :] == wanted
     with pytest.raises(HostLacks, match=r"OVMF_CODE\.fd"):
         put_firmware(host, RUN, foreign(xml))
+
+
+def test_of_two_restores_to_one_name_the_second_is_refused_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at its end, by the guest of the first. By default it has the name of the point's guest."""
+    (destination,) = place.restore_host.destinations.values()
+    monkeypatch.setattr(destination, "why_away", lambda: "nothing is mounted")
+    first = place.restore(name=None, instant=False)
+    for name in (None, "web"):
+        with pytest.raises(BackupConflict, match=f"run {first.id} restores a guest web already"):
+            place.restore(name=name, instant=False)
+    others = [place.restore(instant=False), place.restore(name="web", target="export", instant=False, start=False)]
+    for one in (first, *others):
+        if one.run.finished_at is None:
+            place.backups.runs.cancel(one.id)
+        ended(place.backups, one.id)
+    again = place.restore(name="web", instant=False)
+    place.backups.runs.cancel(again.id)
+    ended(place.backups, again.id)

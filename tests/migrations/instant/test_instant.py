@@ -33,7 +33,7 @@ from synvirt.migrations.intake import check_plan
 from synvirt.migrations.job import Job
 from synvirt.migrations.planning.foreseen import dry_run
 from synvirt.migrations.proof import receipts
-from synvirt.model.job import Instant, InstantState, Migration
+from synvirt.model.job import Domain, Instant, InstantState, Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.remote import Remote
@@ -112,6 +112,28 @@ def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(ho
     assert house.volume(last).read_bytes() == disk_content()[:5000] + b"written meanwhile" + disk_content()[5017:]
     assert house.hypervisor.domains[uuid].running
     assert not (house.folder / "instant" / str(job.id)).exists()
+
+
+def test_a_guest_that_is_started_again_as_its_layers_become_its_volumes_gets_onto_them_too(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was off, and starts from its layers until they are not in its definition any more."""
+    running = _Running(house, house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})))
+    until(lambda: _is_started(running))
+    ((uuid, guest),) = house.hypervisor.domains.items()
+    define = house.hypervisor.define
+
+    def started(domain: Domain) -> None:
+        if not guest.running:
+            house.hypervisor.start(uuid)
+            house.hypervisor.guest_writes(uuid, 0, 5000, b"written meanwhile")
+        define(domain)
+
+    monkeypatch.setattr(house.hypervisor, "define", started)
+    house.hypervisor.power_off(uuid)
+    last = running.ended()
+    assert (last.state, last.last_error, guest.running) == (State.COMPLETED, None, True)
+    assert house.volume(last).read_bytes() == disk_content()[:5000] + b"written meanwhile" + disk_content()[5017:]
 
 
 def test_the_copy_yields_to_what_the_guest_reads(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

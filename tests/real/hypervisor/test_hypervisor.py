@@ -134,6 +134,28 @@ def test_a_guest_that_was_started_early_gets_onto_a_block_device_too(host: Libvi
         host.undefine(uuid, guest.migration.id)
 
 
+def test_one_that_is_started_from_its_layers_after_they_were_committed_gets_onto_its_volume(
+    host: LibvirtHost, tmp_path: Path
+) -> None:
+    """Defined on its volume meanwhile, it would lose at its end what it writes."""
+    with contextlib.ExitStack() as closing:
+        guest = _early(host, tmp_path, closing)
+        uuid, volume = UUID(guest.domain.uuid), guest.volume
+        guest.writes()
+        host._defined(uuid).destroy()
+        host.onto_volumes(uuid, [volume], never)
+        host.start(uuid)
+        guest.writes()
+        host.define(host.domain_xml(machine_of(guest.migration), [replace(volume, early=None)]))
+        assert "top.qcow2" in host._defined(uuid).XMLDesc()
+        host.onto_volumes(uuid, [volume], never)
+        assert "qcow2" not in host._defined(uuid).XMLDesc()
+        guest.writes()
+        host._defined(uuid).destroy()
+        guest.kept(Path(volume.path))
+        host.undefine(uuid, guest.migration.id)
+
+
 def test_a_guest_that_its_operator_paused_goes_over_and_stays_paused(host: LibvirtHost, tmp_path: Path) -> None:
     with contextlib.ExitStack() as closing:
         guest = _early(host, tmp_path, closing)

@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -134,8 +135,10 @@ class InstantDomain(NewDomain):
             return
         under_way = guest.under_way
         under_way.move(Status.COMMITTING)
-        self._restore_host.hypervisor.onto_volumes(under_way.run.id, guest.layered(), under_way.stop)
+        move = partial(self._restore_host.hypervisor.onto_volumes, under_way.run.id, guest.layered(), under_way.stop)
+        move()
         define(self._restore_host, defined)
+        move()  # one that was off may have been started from its layers before that
         under_way.move(Status.COMMITTING)  # the last moment at which a cancel is possible
         guest.be("done")
 
