@@ -9,9 +9,12 @@ import pytest
 from synvirt.blocks import bytes_of
 from synvirt.disks import IMAGES, detect, open_reader
 from synvirt.disks.formats import MAGICS
+from synvirt.disks.nbd import fallback
 from synvirt.disks.specs import NESTING_MAX, ImageFormat, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.offline import registry
+from synvirt.offline import files, registry
+from tests.disks.block_images import qemu
+from tests.disks.vhd.vhd_images import DYNAMIC, FIXED, Vhd
 from tests.running.processes import open_files
 
 FORMATS = get_args(ImageFormat)
@@ -59,6 +62,45 @@ def test_what_has_no_magic_is_raw_however_short(content: bytes, tmp_path: Path) 
     path = tmp_path / "image"
     path.write_bytes(content)
     assert detect(path).format == ("vhd" if content == b"conectix" else "raw")
+
+
+@pytest.mark.parametrize(
+    ("at", "magic"), [(at, magic) for _, at, magic in (*MAGICS, *fallback.MAGICS) if at >= 0 and magic != b"conectix"]
+)
+def test_the_first_bytes_of_a_fixed_vhd_are_its_guests(at: int, magic: bytes, tmp_path: Path) -> None:
+    """Only the footer at the end is not: a guest may write an image of any format onto its disk."""
+    file = bytearray(Vhd(40_960, kind=FIXED).file(0))
+    file[at : at + len(magic)] = magic
+    path = tmp_path / "disk.vhd"
+    path.write_bytes(file)
+    found = files.disk_spec(files.whole_file(path, tmp_path), tmp_path, declared="vhd", inner_root=tmp_path)
+    for spec in (found, detect(path)):
+        assert isinstance(spec, ImageSpec)
+        assert spec.format == "vhd"
+        with closing(open_reader(spec)) as reader:
+            assert bytes_of(reader, 0, reader.size) == file[:40_960]
+
+
+def test_the_guest_of_a_fixed_vhd_chooses_no_file_of_the_import_root(tmp_path: Path) -> None:
+    (tmp_path / "anothers.raw").write_bytes(b"another's" * 4096)
+    qemu("qemu-img", "create", "-q", "-f", "qcow2", "-b", "anothers.raw", "-F", "raw", "overlay", cwd=tmp_path)
+    overlay = (tmp_path / "overlay").read_bytes()
+    image = Vhd(1 << 20, kind=FIXED)
+    (tmp_path / "disk.vhd").write_bytes(overlay + image.file(0)[len(overlay) :])
+    with closing(open_reader(detect(tmp_path / "disk.vhd"))) as reader:
+        assert reader.size == image.size
+        assert bytes_of(reader, 0, len(overlay)) == overlay
+
+
+@pytest.mark.parametrize("footer", [Vhd(40_960, kind=DYNAMIC), Vhd(1 << 30, kind=FIXED), None])
+def test_a_guest_that_writes_a_footer_where_its_image_ends_changes_nothing(footer: Vhd | None, tmp_path: Path) -> None:
+    """The last cluster of a qcow2 image is the guest's. Neither a footer of blocks nor one of a larger disk, nor a damaged one,
+    is that of a fixed VHD."""
+    last = (b"conectix" if footer is None else footer.footer()).ljust(512, b"\0")
+    (tmp_path / "disk.qcow2").write_bytes(b"QFI\xfb" + bytes(40_956) + last)
+    found = detect(tmp_path / "disk.qcow2")
+    assert isinstance(found, ImageSpec)
+    assert found.format == "qcow2"
 
 
 def test_images_lie_in_one_another_only_so_deep(tmp_path: Path) -> None:

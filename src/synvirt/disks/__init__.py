@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synvirt.blocks import DiskReader, DiskWriter
-from synvirt.disks.formats import ImageOpeners, image_format
+from synvirt.disks.formats import ImageOpeners, image_format, is_fixed_vhd
 from synvirt.disks.nbd.fallback import driver_of, passphrase, qemu_spec
 from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.specs import (
@@ -330,7 +330,7 @@ def detect(
     raw = RawSpec(path=str(path), offset=offset, length=length)
     reader = RawReader(raw.path, raw.offset, raw.length)
     try:
-        driver = driver_of(reader)
+        driver = None if is_fixed_vhd(reader) else driver_of(reader)
         found = None if driver else image_format(reader)
     finally:
         reader.close()

@@ -31,11 +31,21 @@ MAGICS: tuple[tuple[ImageFormat, int, bytes], ...] = (
     ("vhd", 0, b"conectix"),
     ("vhd", -512, b"conectix"),
 )
+_FIXED = MAGICS[-1:]
 
 
 def image_format(reader: DiskReader) -> ImageFormat | None:
     """The format by the magic of the bytes; None: no known one. See `detect` for when it can be trusted."""
-    return by_magic(reader, MAGICS)
+    return "vhd" if is_fixed_vhd(reader) else by_magic(reader, MAGICS)
+
+
+def is_fixed_vhd(reader: DiskReader) -> bool:
+    """Whether it is a fixed VHD. It begins with its disk, so a guest may write the magic of any other format there."""
+    if by_magic(reader, _FIXED) is None:
+        return False
+    from synvirt.disks.vhd import is_fixed  # most files have no such magic
+
+    return is_fixed(reader)
 
 
 def by_magic(reader: DiskReader, magics: Iterable[tuple[Name, int, bytes]]) -> Name | None:

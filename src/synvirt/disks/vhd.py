@@ -179,6 +179,19 @@ def read_footer(over: DiskReader, name: str) -> Footer:
     raise MalformedArchive(f"{name} is not a VHD image: no footer at its end begins with {COOKIE.decode()}", hint=_CUT_OFF)
 
 
+def is_fixed(over: DiskReader) -> bool:
+    """Whether the file is a disk and behind it the right footer of a fixed image: then its first bytes are a guest's."""
+    at = over.size - FOOTER_BYTES
+    content = bytes_of(over, at, FOOTER_BYTES) if at >= 0 else b""
+    if not content.startswith(COOKIE) or not checksum_is_right(content, FOOTER_CHECKSUM_AT):
+        return False
+    try:
+        footer = parse_footer(content, "the VHD image")
+    except (MalformedArchive, UnsupportedFormat):
+        return False
+    return footer.kind is Kind.FIXED and footer.size == at
+
+
 def parse_footer(content: bytes, name: str) -> Footer:
     """From its 512 bytes, whose checksum was compared."""
     _, _, version, header_at, _, creator, _, _, _, size, _, kind, _, identity, _ = _FOOTER.unpack_from(content)
