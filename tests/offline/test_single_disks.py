@@ -79,6 +79,16 @@ def test_snapshots_inside_an_image_are_said_not_to_be_imported(tmp_path: Path) -
     assert found.assessment == "The image of disk disk0 has 2 snapshots. Its current state alone is imported."
 
 
+def test_a_disk_with_other_sectors_than_disks_have_here_is_said_to_be_unreadable_for_its_guest(tmp_path: Path) -> None:
+    for sector_bytes in (512, 4096):
+        path = tmp_path / f"{sector_bytes}.vhdx"
+        vhdx_images.write(vhdx_images.Vhdx(appliances.DISK_BYTES, sector_bytes=sector_bytes), path)
+        assert ("disk-sectors:disk0" in concern_ids(inspected(path))) == (sector_bytes == 4096)
+    (found,) = (one for one in inspected(path).concerns if one.id == "disk-sectors:disk0")
+    assert found.category == "Critical"
+    assert found.assessment.startswith("Disk disk0 has sectors of 4096 bytes.")
+
+
 @pytest.mark.parametrize("backing", ["/etc/hostname", "../secret.qcow2", "json:{}", "nbd://127.0.0.1/x"])
 def test_a_backing_file_out_of_the_root(backing: str, tmp_path: Path) -> None:
     root = tmp_path / "imports"

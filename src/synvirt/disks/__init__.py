@@ -7,7 +7,7 @@ an image of it is opened, so that listing jobs and copying raw disks load none.
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.disks.formats import ImageOpeners, image_format, is_fixed_vhd
@@ -47,6 +47,10 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 
 if TYPE_CHECKING:
     from synvirt.disks.passed import Pace
+
+
+# What a disk's sectors are for its guest, unless its image says otherwise.
+SECTOR_BYTES: Final = 512
 
 
 def _qcow2(over: DiskReader, spec: ImageSpec) -> DiskReader:
@@ -292,6 +296,15 @@ def snapshots_inside(spec: Spec, reader: DiskReader | None = None) -> int:
     from synvirt.disks.qcow2.reader import Qcow2Reader
 
     return reader.header.snapshots if isinstance(reader, Qcow2Reader) else 0
+
+
+def sector_bytes(spec: Spec, reader: DiskReader) -> int:
+    """The size of the sectors that the spec's disk, which is open, has for its guest. Only a VHDX says it."""
+    if not isinstance(spec, ImageSpec) or spec.format != "vhdx":
+        return SECTOR_BYTES
+    from synvirt.disks.vhdx.reader import VhdxReader
+
+    return reader.metadata.sector_bytes if isinstance(reader, VhdxReader) else SECTOR_BYTES
 
 
 def open_writer(spec: WriterSpec) -> DiskWriter:

@@ -116,6 +116,18 @@ def raw_device(key: str, kind: str) -> Concern:
     )
 
 
+def large_sectors(key: str, sector_bytes: int) -> Concern:
+    return Concern(
+        id=f"disk-sectors:{key}",
+        category="Critical",
+        label="Sectors of another size",
+        assessment=f"Disk {key} has sectors of {sector_bytes} bytes. Here a disk has sectors of 512, by which the guest finds "
+        "neither its partitions nor its files; Windows may offer to format it.",
+        remedy="At the source, copy what is on it to a disk with sectors of 512 bytes. Or waive this with target.start false, "
+        "and before the first start give the disk its sectors in the domain (blockio logical_block_size), by virtio or SCSI.",
+    )
+
+
 def no_manifest_file() -> Concern:
     return Concern(
         id="checksums-missing",

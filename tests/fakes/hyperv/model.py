@@ -37,6 +37,7 @@ class FakeDisk:
     journal: list[tuple[int, int, int]] = field(default_factory=list)
     physical: bool = False
     shared: bool = False
+    sector_bytes: int = 512
 
     def grains(self, since: int, until: int) -> list[int]:
         """Which were written after the write `since`, up to `until`."""
@@ -335,7 +336,7 @@ class HyperV:
                         "path": self._windows(path), "format": 3, "type": 3 if path is chain[-1] else 4,
                         "size": disk.files.size, "file_size": path.stat().st_size,
                         "parent": self._windows(files[place + 1]) if place + 1 < len(files) else "",
-                        "id": str(disk.identifier).upper(),
+                        "id": str(disk.identifier).upper(), "sector": disk.sector_bytes,
                     }
                     for place, path in enumerate(files)
                 ],

@@ -146,8 +146,11 @@ def test_the_firmware_of_generation_1_boots_the_first_place_whatever_the_list_be
 def test_what_cannot_be_read_or_tracked_is_said_of_its_disk(hyperv: FakeHost) -> None:
     vm = hyperv.hyperv.add_vm(f"vm-{uuid4().hex[:8]}", bytes(1 << 20), bytes(1 << 20), bytes(1 << 20))
     vm.disks[1].physical = vm.disks[2].shared = True
+    vm.disks[0].sector_bytes = 4096
     manifest = inspected(hyperv, vm)
     found = concerns(manifest)
+    assert found["disk-sectors:scsi0:0"] == "Critical"
+    assert "disk-sectors:scsi0:2" not in found
     assert (found["disk-physical:scsi0:1"], found["disk-shared:scsi0:2"]) == ("Critical", "Critical")
     assert manifest.disks[0].cbt_reason is None
     assert manifest.cbt_reason_without({"scsi0:1", "scsi0:2"}) is None

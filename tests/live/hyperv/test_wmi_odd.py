@@ -14,7 +14,16 @@ from synvirt.machines import concerns
 from tests.live.odd import at_most_ours, variants
 
 VM, SINCE, HOST = "9b2c0d9c-0000-0000-0000-000000000001", "synvirt-job-1", "hv1, port 5986"
-FILE = {"path": "D:\\a.vhdx", "format": 3, "type": 3, "size": 1 << 20, "file_size": 4096, "parent": "", "id": "{AA}"}
+FILE = {
+    "path": "D:\\a.vhdx",
+    "format": 3,
+    "type": 3,
+    "size": 1 << 20,
+    "file_size": 4096,
+    "parent": "",
+    "id": "{AA}",
+    "sector": 512,
+}
 DRIVE = {"bus": 1, "controller": 0, "location": 0, "path": "D:\\a.vhdx", "physical": False, "shared": False, "chain": [FILE]}
 RIGHT: dict[str, Any] = {
     "about": {

@@ -39,6 +39,7 @@ class File(TypedDict):
     format: NotRequired[Maybe]
     size: NotRequired[Maybe]
     file_size: NotRequired[Maybe]
+    sector: NotRequired[Maybe]
     id: NotRequired[Text]
 
 

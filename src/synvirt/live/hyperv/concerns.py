@@ -15,6 +15,8 @@ VSS: Final = "5CED1297-4598-4915-A5FC-AD21BB4D02A4"
 CHECKPOINTS_DISABLED: Final = 2
 SAVED_STATES: Final = frozenset({6, 9, 32773, 32776, 32779, 32780, 32783, 32788, 32789, 32792, 32793, 32795, 32796})
 _PMEM: Final = 2
+# What a disk's sectors are here.
+_SECTOR_BYTES: Final = 512
 _ACCESS, _TRUNK, _PRIVATE = 1, 2, 3
 # Not all versions have VMReplicationMode; a state other than Disabled means that there is replication.
 _NO_REPLICATION: Final = 0
@@ -124,6 +126,9 @@ def of_disk(key: str, drive: Mapping[str, Any]) -> Iterator[Concern]:
             "reach the copy.",
             "Shut the guest cluster down and move it together, or skip the disk.",
         )  # fmt: skip
+    sector_bytes = int(drive["chain"][0].get("sector") or 0) if drive["chain"] else 0
+    if sector_bytes > _SECTOR_BYTES:
+        yield shared.large_sectors(key, sector_bytes)
     if int(drive["bus"]) == _PMEM:
         yield _warning(
             f"disk-pmem:{key}", "Persistent memory",

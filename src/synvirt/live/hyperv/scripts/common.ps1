@@ -95,6 +95,7 @@ function Get-SynVirtChain {
         @{
             path = $file.Path; format = [int]$file.VhdFormat; type = [int]$file.VhdType; size = $file.Size
             file_size = $file.FileSize; parent = $file.ParentPath; id = $file.DiskIdentifier
+            sector = $file.LogicalSectorSize
         }
         $next = $file.ParentPath
     }
