@@ -178,6 +178,26 @@ def test_a_parent_in_whose_place_another_image_lies_is_not_read(tmp_path: Path) 
     assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
 
 
+def test_nor_is_one_that_is_called_by_the_parents_uuid(tmp_path: Path) -> None:
+    """As snapshots are called. The UUID in the image itself says which it is."""
+    folder = vbox_machines.machine(tmp_path / "web")
+    (folder / f"Snapshots/{{{FIRST}}}.vdi").write_bytes(vbox_machines.vdi(vbox_machines.blocks("-Z----"), DATA, BASE))
+    with pytest.raises(MalformedArchive, match=f"medium {FIRST} is the file 'Snapshots/.*', and no image with that UUID"):
+        VBOX.inspect(folder, tmp_path)
+    (folder / "kept.vdi").write_bytes(vbox_machines.vdi(vbox_machines.blocks(vbox_machines.CHAIN[FIRST]), FIRST, BASE))
+    assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
+
+
+def test_nor_is_one_in_a_file_with_another_suffix(tmp_path: Path) -> None:
+    """VBoxManage makes images of any format in files of any name."""
+    folder = vbox_machines.machine(tmp_path / "web", MACHINE.replace(b'location="web.vdi"', b'location="web.img"'))
+    (folder / "web.vdi").rename(folder / "web.img")
+    assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
+    (folder / "web.img").write_bytes(vbox_machines.vdi(vbox_machines.blocks("ZZZZZZ"), DATA))
+    with pytest.raises(MalformedArchive, match=f"medium {BASE} is the file 'web.img', and no image with that UUID"):
+        VBOX.inspect(folder, tmp_path)
+
+
 def test_a_disk_is_never_the_image_of_another_disk_of_the_same_name(tmp_path: Path) -> None:
     """Two folders of the machine's own host may each have a disk.vdi: the UUIDs in them say which is which."""
     text = MACHINE.replace(b"VirtualBox VMs/web/data.vmdk", b"disks/web.vdi")

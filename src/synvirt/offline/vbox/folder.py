@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from synvirt.blocks import bytes_of
+from synvirt.disks.formats import image_format
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ImageSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
@@ -121,24 +122,31 @@ def _medium_file(folder: Folder, machine: Machine, uuid: str, *, is_parent: bool
 
 
 def _by_uuid(folder: Folder, uuid: str) -> FileRange | None:
-    """An image with the UUID as its name (as snapshots have), or in its header."""
+    """An image with the UUID in its header; or as its name, as snapshots have, if its header has none."""
     names = [*folder.names(), *folder.names("Snapshots")]
     images = [name for name in names if name.lower().endswith((".vdi", ".vmdk", ".vhd"))]
     for name in sorted(images, key=lambda name: uuid not in name.lower()):
         file = folder.find(name)
-        if file is not None and (uuid in name.lower() or _uuid_in(file, folder.root) == uuid):
+        if file is None:
+            continue
+        its_own = _uuid_in(file, folder.root)
+        if its_own == uuid or (its_own is None and uuid in name.lower()):
             return file
     return None
 
 
 def _uuid_in(file: FileRange, root: Root) -> str | None:
-    """The UUID in the image's header, or in a VMDK's descriptor; None: it has none there, or cannot be read."""
+    """The UUID in a VDI's header, or in a VMDK's descriptor; None: it has none there, or cannot be read. The first bytes say
+    what it is: VirtualBox makes images in files of any name, and a guest can write such a line into its fixed VHD."""
     from synvirt.disks.vdi import read_header
 
     try:
         with files.opened(file, root) as reader:
-            if file.name.lower().endswith(".vdi"):
+            found_format = image_format(reader)
+            if found_format == "vdi":
                 return read_header(reader, file.name).uuid
+            if found_format != "vmdk":
+                return None
             begin = bytes_of(reader, 0, min(_DESCRIPTOR_BYTES, reader.size))
     except SynvirtError:
         return None
