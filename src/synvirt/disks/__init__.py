@@ -159,7 +159,7 @@ def _allocated(over: DiskReader, spec: AllocatedSpec) -> DiskReader:
 def _gzipped(over: DiskReader, spec: GzipSpec, pace: "Pace | None") -> DiskReader:
     from synvirt.disks.packed.gzipped import GzippedReader
 
-    return GzippedReader(over, spec.size_max_bytes, spec.name, pace)
+    return GzippedReader(over, spec.size_max_bytes, spec.name, pace, size_least_bytes=spec.size_least_bytes)
 
 
 def _served(spec: ServedSpec) -> DiskReader:  # noqa: PLR0911 - a table in the form of code

@@ -301,12 +301,13 @@ class JoinedSpec(Spec):
 
 
 class GzipSpec(Spec):
-    """The content of a gzip file; more than `size_max_bytes` is refused."""
+    """The content of a gzip file; more than `size_max_bytes` is refused, and less than `size_least_bytes`."""
 
     format: Literal["gzip"] = "gzip"
     over: "ReaderSpec"
     size_max_bytes: int
     name: str = ""
+    size_least_bytes: int = 0
 
 
 class BlankSpec(Spec):

@@ -93,6 +93,17 @@ def test_missing_chunks(tmp_path: Path) -> None:
         importer.open_disk(path, tmp_path, "vdi_sda")
 
 
+@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.parametrize("how", ["folder", "archive"])
+def test_a_disk_without_its_last_chunks_is_refused(how: str, missing: int, tmp_path: Path) -> None:
+    """Each chunk is a whole gzip file, and a disk of the first ones would be one whose end is zeros."""
+    files = geneva_exports.files(disks())
+    del files[f"sda/chunk-{missing:09d}.gz"]
+    path = appliances.archive(tmp_path / "old.xva", files) if how == "archive" else appliances.folder(tmp_path / "old", files)
+    with pytest.raises(MalformedArchive, match=f"sda inflates to {missing * geneva_exports.CHUNK_BYTES} bytes of {8 * MIB}"):
+        open_reader(detect(path, tmp_path).open_disk(path, tmp_path, "vdi_sda").reader)
+
+
 def test_a_folder_that_leads_out(tmp_path: Path) -> None:
     root = tmp_path / "imports"
     path = exported(root, "folder")

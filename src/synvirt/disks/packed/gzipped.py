@@ -48,17 +48,25 @@ class _State:
 
 
 class GzippedReader:
-    """The content of the gzip file `over`, which it owns. Content of more than `size_max_bytes` is refused as a bomb. `pace`:
-    at which it is inflated when it is opened."""
+    """The content of the gzip file `over`, which it owns. Content of more than `size_max_bytes` is refused as a bomb, and of
+    less than `size_least_bytes` as incomplete: where gzip files follow one another, the last ones may be missing. `pace`: at
+    which it is inflated when it is opened."""
 
     max_readers = _READERS
 
-    def __init__(self, over: DiskReader, size_max_bytes: int, name: str, pace: Pace | None = None) -> None:
+    def __init__(
+        self, over: DiskReader, size_max_bytes: int, name: str, pace: Pace | None = None, *, size_least_bytes: int = 0
+    ) -> None:
         self._over, self._name = over, name or "the gzip file"
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._states: list[_State] = []
         self.size = self._measured(size_max_bytes, pace)
+        if self.size < size_least_bytes:
+            raise MalformedArchive(
+                f"{self._name} inflates to {self.size} bytes of {size_least_bytes}: the end of it is missing",
+                hint="The export is incomplete: copy all of its files.",
+            )
         # Where the last read ended; None: one has failed in the middle of a block.
         self._current: _State | None = None
 

@@ -45,7 +45,8 @@ class Appliance:
     find: Find
 
     def disk_spec(self, disk: Disk, root: Root) -> GzipSpec:
-        """How to read the disk: its chunks, until one is missing."""
+        """How to read the disk: its chunks, until one is missing. Those behind the last one that is there are missed by their
+        bytes: each chunk is a whole gzip file."""
         folder, parts = self.folders[disk.key], list[RawSpec]()
         while (part := self.find(f"{folder}/chunk-{len(parts):09d}.gz")) is not None:
             parts.append(raw_spec(root, part.path, part.offset, part.length))
@@ -56,7 +57,8 @@ class Appliance:
                 f"disk {disk.key} has no file {folder}/chunk-000000000.gz",
                 hint="The export is incomplete: copy all of its files.",
             )
-        return GzipSpec(over=JoinedSpec(parts=tuple(parts)), size_max_bytes=disk.capacity_bytes, name=folder)
+        size = disk.capacity_bytes
+        return GzipSpec(over=JoinedSpec(parts=tuple(parts)), size_max_bytes=size, name=folder, size_least_bytes=size)
 
 
 def probe(path: Path, head: bytes, root: Root) -> bool:
