@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 
+from synvirt.cli.client import Client
 from synvirt.cli.migrating.sending import Sending
 from synvirt.cli.migrating.upload_shown import Lines
 from synvirt.errors import NotFound
@@ -213,6 +215,24 @@ def test_an_interrupt_leaves_nothing(service: Service, tmp_path: Path) -> None:
     assert child.returncode == 130
     assert stderr == "Interrupted: nothing of the upload is left\n"
     _eventually_nothing(service)
+
+
+def test_an_interrupt_after_the_last_byte_says_that_the_file_may_be_kept(
+    service: Service, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole file is listed as soon as it is on the service's disk, whether its caller still waits or not."""
+    answer = Client._answer
+
+    def interrupted(self: Client, response: httpx.Response) -> str:
+        if service.uploads.page(limit=10)[0]:
+            raise KeyboardInterrupt
+        return answer(self, response)
+
+    monkeypatch.setattr(Client, "_answer", interrupted)
+    done = run("uploads", "add", file)
+    assert len(service.uploads.page(limit=10)[0]) == 1
+    assert done.exit_code == 130
+    assert done.stderr == "Interrupted: the file was sent, and the service may keep it: synvirt uploads list\n"
 
 
 def test_a_terminal_shows_a_bar(service: Service, tmp_path: Path, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""An upload with its progress. It is sent completely, and nothing stays of an interrupted one."""
+"""An upload with its progress. It is sent completely, and nothing stays of one that is interrupted before its end."""
 
 import sys
 import time
@@ -24,12 +24,20 @@ LINE_EVERY_S = 10.0
 
 def send(client: "Client", file: Path, *, sha256: str | None = None, quiet: bool = False) -> str:
     """Sends the file; returns the service's answer, an Upload. Ctrl-C ends the command: the service keeps nothing of half a
-    file."""
+    file. A whole one it may keep: it answers only once the file is on its disk, which may take minutes."""
+    stays = "nothing of the upload is left"
+
+    def noted(sent: int, total: int) -> None:
+        nonlocal stays
+        if sent >= total:
+            stays = "the file was sent, and the service may keep it: synvirt uploads list"
+        on_sent(sent, total)
+
     try:
         with _progress(file.name, quiet=quiet) as on_sent:
-            return client.upload(file, sha256=sha256, on_sent=on_sent)
+            return client.upload(file, sha256=sha256, on_sent=noted)
     except KeyboardInterrupt:
-        print("Interrupted: nothing of the upload is left", file=sys.stderr)
+        print(f"Interrupted: {stays}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
 
 
