@@ -133,6 +133,25 @@ def test_a_file_that_shrinks_while_it_is_sent(service: Service, run: Run, file: 
     _eventually_nothing(service)
 
 
+@pytest.mark.parametrize(("at", "mode"), [(0, "r+b"), (None, "ab")])
+def test_a_file_that_is_written_while_it_is_sent(
+    service: Service, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch, at: int | None, mode: str
+) -> None:
+    """The service would have a mixture of two versions, or the beginning of one that grows."""
+
+    def write(_self: Lines, _sent: int, _total: int) -> None:
+        until(lambda: list(service.settings.uploads_dir.iterdir()))
+        with file.open(mode) as written:
+            if at is not None:
+                written.seek(at)
+            written.write(b"more")
+
+    monkeypatch.setattr(Lines, "sent", write)
+    done = run("uploads", "add", file)
+    assert (done.exit_code, "was changed while it was sent" in done.stderr) == (2, True), done.stderr
+    _eventually_nothing(service)
+
+
 def test_list_show_and_remove(service: Service, run: Run, file: Path) -> None:
     assert run("uploads", "list").stdout == "There are no uploads\n"
     upload = added(run, file)

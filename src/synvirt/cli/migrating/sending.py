@@ -11,6 +11,7 @@ from secrets import token_hex
 from synvirt.errors import BadRequest, unreadable
 
 CHUNK_BYTES = 1 << 20
+_LET_FINISH = "let the program that writes it finish first"
 
 
 class Sending(AbstractContextManager["Sending"]):
@@ -32,7 +33,7 @@ class Sending(AbstractContextManager["Sending"]):
             os.close(descriptor)
             raise BadRequest(f"{path} is empty", hint="copy it here again")
         self._file = os.fdopen(descriptor, "rb", buffering=0)
-        self.size_bytes = found.st_size
+        self.size_bytes, self._changed_ns = found.st_size, found.st_mtime_ns
         boundary = token_hex(16)
         # The characters that browsers escape in a file name; a service ignores the rest of the path.
         name = os.fsencode(path.name).decode(errors="replace").replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
@@ -57,9 +58,17 @@ class Sending(AbstractContextManager["Sending"]):
             yield chunk
             sent += len(chunk)
             self._on_sent(sent, self.size_bytes)
+        self._refuse_changed()
         yield self._middle
         yield (self._sha256 or digest.hexdigest()).encode()
         yield self._tail
+
+    def _refuse_changed(self) -> None:
+        """BadRequest, where another program wrote to the file meanwhile: the service would have a mixture of two versions, or
+        the beginning of one, and its SHA-256 would be right."""
+        found = os.fstat(self._file.fileno())
+        if (found.st_size, found.st_mtime_ns) != (self.size_bytes, self._changed_ns):
+            raise BadRequest(f"{self._path} was changed while it was sent", hint=_LET_FINISH)
 
     def _chunk(self, most: int) -> bytes:
         try:
@@ -67,7 +76,5 @@ class Sending(AbstractContextManager["Sending"]):
         except OSError as error:
             raise BadRequest(f"{self._path} cannot be read: {error.strerror}") from error
         if not chunk:
-            raise BadRequest(
-                f"{self._path} became shorter while it was sent", hint="let the program that writes it finish first"
-            )
+            raise BadRequest(f"{self._path} became shorter while it was sent", hint=_LET_FINISH)
         return chunk
