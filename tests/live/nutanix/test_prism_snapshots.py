@@ -1,6 +1,7 @@
 """Snapshots of Prism Element and the power of its VMs, on a cluster of a few lines: whose they are, and what is left."""
 
 from collections.abc import Callable
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 from synvirt.errors import SnapshotFailed, SourceUnreachable
 from synvirt.live import SnapshotRef
 from synvirt.live.nutanix import power, snapshots
+from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.form import Options
 from synvirt.live.nutanix.prism import Prism
@@ -161,6 +163,60 @@ def test_a_list_that_never_holds_still_lacks_nothing_either() -> None:
 
     found = {one["metadata"]["uuid"] for one in Element(cast(Prism, SimpleNamespace(host="prism", ask=ask))).snapshots()}
     assert found >= {one["metadata"]["uuid"] for one in there}
+
+
+class Pages:
+    """Prism Central's VMs, page by page; `meanwhile` happens between the answers to two questions."""
+
+    def __init__(self, count: int, meanwhile: Callable[[int, list[dict[str, Any]]], None]) -> None:
+        self.there: list[dict[str, Any]] = [{"extId": str(number)} for number in range(count)]
+        self.asked, self.meanwhile = 0, meanwhile
+        self.one_by_one = Lock()
+
+    def ask(self, method: str, _path: str, *, query: dict[str, str] | None = None, **_: Any) -> Any:
+        if method == "OPTIONS" or query is None:
+            return SimpleNamespace(json=lambda: {"data": "v4.0"})
+        with self.one_by_one:
+            self.asked += 1
+            self.meanwhile(self.asked, self.there)
+            page, limit = int(query["$page"]), int(query["$limit"])
+            shown, total = self.there[page * limit : (page + 1) * limit], len(self.there)
+        return SimpleNamespace(json=lambda: {"data": shown or None, "metadata": {"totalAvailableResults": total}})
+
+    def listed(self) -> list[str]:
+        prism = cast(Prism, SimpleNamespace(host="prism", ask=self.ask))
+        return [one["extId"] for one in Central(prism, lambda _: prism).vms()]
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 101, 250, 2000])
+def test_a_list_of_prism_central_that_holds_still_is_read_once(count: int) -> None:
+    pages = Pages(count, lambda *_: None)
+    assert pages.listed() == [one["extId"] for one in pages.there]
+    assert pages.asked <= 1 + count // 85
+
+
+@pytest.mark.parametrize(("goes", "comes"), [(0, None), (99, None), (100, None), (0, 349), (120, 349), (None, 30), (None, 160)])
+@pytest.mark.parametrize("count", [199, 350])
+def test_a_list_of_prism_central_that_changes_while_it_is_read_lacks_nothing(
+    count: int, goes: int | None, comes: int | None
+) -> None:
+    """One goes, and one may come for it, so that they are as many as before: a schedule does that to recovery points."""
+
+    def meanwhile(asked: int, there: list[dict[str, Any]]) -> None:
+        if asked == 2:
+            if goes is not None:
+                del there[goes]
+            if comes is not None:
+                there.insert(comes, {"extId": "new"})
+
+    pages = Pages(count, meanwhile)
+    found = pages.listed()
+    assert {*found} - {"new"} == {one["extId"] for one in pages.there} - {"new"}
+
+
+def test_a_list_of_prism_central_that_never_holds_still_lacks_nothing_either() -> None:
+    pages = Pages(350, lambda _, there: there.__delitem__(0))
+    assert set(pages.listed()) >= {one["extId"] for one in pages.there}
 
 
 @pytest.mark.parametrize(

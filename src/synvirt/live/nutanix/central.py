@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live.nutanix.element import pauses
+from synvirt.live.nutanix.pages import Page, joined, windows
 from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, dig, listed, number, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 from synvirt.live.odd import check_count
@@ -150,18 +151,21 @@ class Central:
         """All pages, four at a time."""
         path = self.path(namespace, rest)
 
-        def page(number_: int) -> dict[str, Any]:
-            wanted = {"$page": str(number_), "$limit": str(PAGE), **{f"${name}": value for name, value in query.items()}}
+        def page(at: tuple[int, int]) -> Page:
+            number_, size = at
+            wanted = {"$page": str(number_), "$limit": str(size), **{f"${name}": value for name, value in query.items()}}
             found = self.prism.ask("GET", path, query=wanted, what=what).json()
-            return found if isinstance(found, dict) else {}
+            total = number(dig(found, "metadata", "totalAvailableResults"))
+            return Page(number_ * size, listed(dig(found, "data")), total)
 
-        first = page(0)
-        total = number(dig(first, "metadata", "totalAvailableResults"))
-        check_count(self.host, f"GET {path}", total)
-        found = listed(first.get("data"))
-        with ThreadPoolExecutor(4) as pool:
-            for more in pool.map(page, range(1, -(-total // PAGE))):
-                found += listed(more.get("data"))
+        def pages() -> Iterator[Page]:
+            first = page((0, PAGE))
+            check_count(self.host, f"GET {path}", first.total or 0)
+            yield first
+            with ThreadPoolExecutor(4) as pool:
+                yield from pool.map(page, [*windows(first.total or 0, PAGE)][1:])
+
+        found = joined(self.host, what, lambda one: text(one, "extId") or repr(one), pages)
         check_count(self.host, f"GET {path}", len(found))
         return found
 

@@ -5,13 +5,12 @@ partners and three public programs call them), images. v2 (`/api/nutanix/v2.0`):
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-import structlog
-
 from synvirt.errors import SnapshotFailed, SourceUnreachable, VmNotFound
+from synvirt.live.nutanix.pages import Page, joined
 from synvirt.live.nutanix.prism import Absent, Broken, Outdated, Prism, Refused, dig, listed, number, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 from synvirt.live.odd import check_count
@@ -20,12 +19,8 @@ V3: Final = "/api/nutanix/v3"
 V2: Final = "/api/nutanix/v2.0"
 # v3's lists have at most 500 entries per answer.
 PAGE: Final = 500
-# How often a list is read that changes meanwhile.
-LIST_TRIES: Final = 5
 SNAPSHOT_TIMEOUT_S: Final = 1800.0
 IMAGE_TIMEOUT_S: Final = 6 * 3600.0
-
-log = structlog.get_logger(__name__)
 
 
 def pauses(timeout_s: float) -> Iterator[float]:
@@ -69,46 +64,31 @@ class Element:
     def vms(self) -> list[dict[str, Any]]:
         """All VMs as v3 describes them, fetched by four requests at a time."""
 
-        def pages() -> Iterator[list[dict[str, Any]]]:
-            first = self._page("vms", "vm", 0)
-            yield listed(first.get("entities"))
-            total = number(dig(first, "metadata", "total_matches"))
-            check_count(self.host, f"POST {V3}/vms/list", total)
-            with ThreadPoolExecutor(4) as pool:
-                for more in pool.map(lambda at: self._page("vms", "vm", at), range(PAGE - 1, total, PAGE - 1)):
-                    yield listed(more.get("entities"))
+        def page(at: int) -> Page:
+            found = self._page("vms", "vm", at)
+            return Page(at, listed(found.get("entities")), number(dig(found, "metadata", "total_matches")))
 
-        return self._joined("vms", pages)
+        def pages() -> Iterator[Page]:
+            first = page(0)
+            check_count(self.host, f"POST {V3}/vms/list", first.total or 0)
+            yield first
+            with ThreadPoolExecutor(4) as pool:
+                yield from pool.map(page, range(PAGE - 1, first.total or 0, PAGE - 1))
+
+        return joined(self.host, "vms", _uuid, pages)
 
     def _all(self, what: str, kind: str) -> list[dict[str, Any]]:
         """All entries of a list that does not say how many they are."""
 
-        def pages() -> Iterator[list[dict[str, Any]]]:
-            for number_ in range(QUESTIONS_MAX):
-                check_count(self.host, f"POST {V3}/{what}/list", number_ * (PAGE - 1))
-                page = listed(self._page(what, kind, number_ * (PAGE - 1)).get("entities"))
+        def pages() -> Iterator[Page]:
+            for start in range(0, QUESTIONS_MAX * (PAGE - 1), PAGE - 1):
+                check_count(self.host, f"POST {V3}/{what}/list", start)
+                page = Page(start, listed(self._page(what, kind, start).get("entities")))
                 yield page
-                if len(page) < PAGE:
+                if len(page.entries) < PAGE:
                     return
 
-        return self._joined(what, pages)
-
-    def _joined(self, what: str, pages: Callable[[], Iterator[list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-        """All entries of a list. Each of its `pages` begins with the last entry of the one before: if it is another one, some
-        came or went meanwhile, and one may be on no page. Then all are read again. Of a list that never holds still, all that
-        was ever seen counts: what is gone by now does no harm."""
-        seen: dict[str, dict[str, Any]] = {}
-        for _ in range(LIST_TRIES):
-            found: list[dict[str, Any]] = []
-            still = True
-            for page in pages():
-                still &= not found or _uuid(page[0] if page else {}) == _uuid(found[-1])
-                found += page[1:] if found and still else page
-            if still:
-                return found
-            seen |= {_uuid(one): one for one in found}
-        log.warning("a list changes while it is read", host=self.host, what=what, tries=LIST_TRIES)
-        return list(seen.values())
+        return joined(self.host, what, _uuid, pages)
 
     def _page(self, what: str, kind: str, offset: int) -> dict[str, Any]:
         wanted = {"kind": kind, "offset": offset, "length": PAGE}
