@@ -41,7 +41,7 @@ class PrismApi:
 
     def __init__(self, access: SourceAccess) -> None:
         place, self._login, self._options = FORM.read(access)
-        self._folder, self._recorder = access.folder, access.recorder
+        self._folder, self._recorder, self._making = access.folder, access.recorder, Making(access.folder)
         self._origin = _origin(str(place.host), int(place.port or PORT))
         options = self._options
         self._element_origin: str | None = None
@@ -232,13 +232,17 @@ class PrismApi:
     def _volumes(self) -> volumes.Volumes:
         if self._central is None:
             raise SnapshotFailed("its recovery point is on a Prism Central that is not the source's endpoint any more")
-        return volumes.Volumes(self._central, self._options, Making(self._folder))
+        return volumes.Volumes(self._central, self._options, self._making)
 
     def _images(self) -> images.Images:
+        return images.Images(self._maker(), self._making)
+
+    def _maker(self) -> Central | Element:
+        """Who makes images, and whatever else takes a task."""
         maker = self._central or self._element
         if maker is None:
             raise SourceUnreachable("there is no session: connect first")
-        return images.Images(maker)
+        return maker
 
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
         """Nothing is switched on, as any two snapshots can be compared."""
@@ -304,12 +308,15 @@ class PrismApi:
         await asyncio.to_thread(self._cleanup, vm_id, name)
 
     def _cleanup(self, vm_id: str, name: str) -> None:
+        """SourceUnreachable, while a part of it is still being made: first of all, as it is not listed before it is made."""
+        self._making.await_end(name, self._maker().host, self._maker().is_over)
         self._images().cleanup(name)
         if self._central is not None and self._options.transport in ("auto", "iscsi"):
             with suppress(Absent):  # a Prism Central without them has none of ours
                 self._volumes().cleanup(name)
         if self._element is not None:
             self._snapshots().cleanup(vm_id, name)
+        self._making.forget(name)
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
 

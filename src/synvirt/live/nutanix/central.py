@@ -210,7 +210,7 @@ class Central:
         """Whether a task has ended, in any way. Prism forgets old ones."""
         try:
             task, _etag = self.get("prism", f"config/tasks/{quoted(task_id)}", "look at a task")
-        except Absent:
+        except Refused:  # also one of another Prism, by which the source was read then
             return True
         return text(task, "status") in ("SUCCEEDED", "FAILED", "CANCELED")
 
@@ -394,8 +394,8 @@ class Central:
             if text(one, "name").startswith(name)
         ]
 
-    def make_image(self, name: str, vm_id: str, disk_id: str) -> None:
-        """Makes an image of a disk. SnapshotFailed."""
+    def make_image(self, name: str, vm_id: str, disk_id: str, begun: Callable[[str], None]) -> None:
+        """Makes an image of a disk. `begun`: see `do`. SnapshotFailed."""
         wanted = {
             "$objectType": "vmm.v4.content.Image",
             "name": name,
@@ -403,7 +403,7 @@ class Central:
             "source": {"$objectType": "vmm.v4.content.VmDiskSource", "extId": disk_id},
         }
         try:
-            self.do("POST", "vmm", "content/images", f"make an image of {vm_id}", json=wanted)
+            self.do("POST", "vmm", "content/images", f"make an image of {vm_id}", json=wanted, begun=begun)
         except Refused as error:
             raise SnapshotFailed(error.detail) from error
 

@@ -5,7 +5,7 @@ partners and three public programs call them), images. v2 (`/api/nutanix/v2.0`):
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -232,8 +232,8 @@ class Element:
             if text(one, "status", "name").startswith(name)
         ]
 
-    def make_image(self, name: str, vm_id: str, disk_id: str) -> None:
-        """Makes an image of a disk. SnapshotFailed."""
+    def make_image(self, name: str, vm_id: str, disk_id: str, begun: Callable[[str], None]) -> None:
+        """Makes an image of a disk. `begun`: gets the task's id before the wait. SnapshotFailed."""
         wanted = {
             "metadata": {"kind": "image"},
             "spec": {
@@ -246,14 +246,25 @@ class Element:
         except Refused as error:
             raise SnapshotFailed(error.detail) from error
         task_id = text(made, "status", "execution_context", "task_uuid")
+        begun(task_id)
         for _ in pauses(IMAGE_TIMEOUT_S):
-            task = self.prism.ask("GET", f"{V3}/tasks/{quoted(task_id)}", what="look at a task").json()
+            task = self._task(task_id)
             match text(task, "status").upper():
                 case "SUCCEEDED":
                     return
                 case "FAILED" | "ABORTED":
                     raise SnapshotFailed(f"{self.host} could not make image {name}: {text(task, 'error_detail')[:300]}")
         raise SnapshotFailed(f"{self.host} did not make image {name} within {IMAGE_TIMEOUT_S:.0f} s")
+
+    def _task(self, task_id: str) -> Any:
+        return self.prism.ask("GET", f"{V3}/tasks/{quoted(task_id)}", what="look at a task").json()
+
+    def is_over(self, task_id: str) -> bool:
+        """Whether a task has ended, in any way. Prism forgets old ones."""
+        try:
+            return text(self._task(task_id), "status").upper() in ("SUCCEEDED", "FAILED", "ABORTED")
+        except Refused:  # also one of another Prism, by which the source was read then
+            return True
 
     def remove_image(self, image_id: str) -> None:
         """Removes an image; one that is gone is no error."""

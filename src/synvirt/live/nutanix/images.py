@@ -4,13 +4,15 @@ An image is a copy of the disk at the time when it is made. So a running guest i
 moments.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Final, Protocol
 
 from synvirt.disks.specs import DownloadSpec, ReaderSpec
 from synvirt.errors import CbtUnsupported, SnapshotFailed
 from synvirt.live import SnapshotRef
 from synvirt.live.nutanix.machines import FoundDisk, FoundVm
+from synvirt.live.nutanix.making import Making
 from synvirt.live.nutanix.prism import Prism
 from synvirt.model.machine import Disk
 
@@ -18,12 +20,13 @@ PREFIX: Final = "images:"
 
 
 class MakesImages(Protocol):
-    """Either Prism. `images`: (id, name, size) of those with that prefix; an incomplete one has another size."""
+    """Either Prism. `images`: (id, name, size) of those with that prefix; an incomplete one has another size. `begun`: gets the
+    id of the task that makes it."""
 
     @property
     def prism(self) -> Prism: ...
     def images(self, name: str) -> list[tuple[str, str, int]]: ...
-    def make_image(self, name: str, vm_id: str, disk_id: str) -> None: ...
+    def make_image(self, name: str, vm_id: str, disk_id: str, begun: Callable[[str], None]) -> None: ...
     def remove_image(self, image_id: str) -> None: ...
     def image_path(self, image_id: str) -> str: ...
 
@@ -31,8 +34,8 @@ class MakesImages(Protocol):
 class Images:
     """The way `image`: snapshots that are images of disks."""
 
-    def __init__(self, maker: MakesImages) -> None:
-        self._maker = maker
+    def __init__(self, maker: MakesImages, making: Making) -> None:
+        self._maker, self._making = maker, making
 
     def take(self, vm: FoundVm, name: str, disks: Collection[str] | None) -> SnapshotRef:
         """Makes an image of each of these disks (None: all). SnapshotFailed, where the VM is not off."""
@@ -51,7 +54,8 @@ class Images:
             if size == disk.size:
                 return
             self._maker.remove_image(image_id)  # incomplete: a killed service did not see its end
-        self._maker.make_image(f"{name} {disk.key}", vm.id, disk.id)
+        self._maker.make_image(f"{name} {disk.key}", vm.id, disk.id, partial(self._making.note, name))
+        self._making.forget(name)
 
     def _of(self, name: str, key: str) -> list[tuple[str, str, int]]:
         return [one for one in self._maker.images(f"{name} ") if one[1] == f"{name} {key}"]

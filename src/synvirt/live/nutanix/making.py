@@ -1,12 +1,20 @@
-"""The recovery points that are being made, in files of the service. Blocking code.
+"""What is being made for the snapshots of VMs (recovery points, volume groups, images), in files of the service. Blocking code.
 
-Prism lists a recovery point only once it is made, which may take minutes. A cleanup before that would find nothing to remove,
-and the recovery point would stay until it expires. So the task that makes it is noted, and is looked at first.
+Prism lists a thing only once it is made, which may take minutes, and hours for an image. A cleanup before that would find
+nothing to remove: a recovery point would stay until it expires, all others for good. So the task that makes it is noted, and is
+looked at first.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from synvirt.durable import put_private_file
+from synvirt.errors import SourceUnreachable
+from synvirt.live.nutanix.element import pauses
+
+# How long a cleanup waits for what is still being made. Its caller tries again later.
+MAKING_S: Final = 30.0
 
 
 class Making:
@@ -16,19 +24,21 @@ class Making:
         self._folder = folder
 
     def note(self, name: str, task_id: str) -> None:
-        """Notes the task that makes the recovery point of that name. Durable on return."""
+        """Notes the task that makes something for the snapshot of that name. Durable on return."""
         self._folder.mkdir(parents=True, exist_ok=True)
         put_private_file(self._path(name), task_id.encode())
 
-    def task_of(self, name: str) -> str | None:
-        """The id of the noted task; None: nothing of that name is being made."""
+    def await_end(self, name: str, host: str, is_over: Callable[[str], bool]) -> None:
+        """Waits until the noted task has ended, if there is one; `is_over` asks for it. SourceUnreachable, where it goes on."""
         try:
-            return self._path(name).read_text()
+            task_id = self._path(name).read_text()
         except FileNotFoundError:
-            return None
+            return
+        if not any(is_over(task_id) for _ in pauses(MAKING_S)):
+            raise SourceUnreachable(f"{host} is still making a part of {name}", hint="it is removed once it is made")
 
     def forget(self, name: str) -> None:
-        """Call it once the recovery point is made, or can no longer come to be."""
+        """Call it once the thing is made, or can no longer come to be."""
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:

@@ -16,7 +16,6 @@ from synvirt.disks.specs import IscsiSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, SnapshotFailed, SourceUnreachable
 from synvirt.live import SnapshotRef
 from synvirt.live.nutanix.central import Central, DiskPoint
-from synvirt.live.nutanix.element import pauses
 from synvirt.live.nutanix.form import Options
 from synvirt.live.nutanix.machines import FoundVm
 from synvirt.live.nutanix.making import Making
@@ -25,8 +24,6 @@ from synvirt.live.nutanix.regions import laid_over
 from synvirt.model.machine import Disk
 
 PREFIX: Final = "recovery-point:"
-# How long a cleanup waits for a recovery point that is still being made. Its caller tries again later.
-MAKING_S: Final = 30.0
 ISCSI_PORT: Final = 3260
 TARGET_PREFIX: Final = "iqn.2010-06.com.nutanix:"
 
@@ -156,7 +153,9 @@ class Volumes:
             "sharingStatus": "NOT_SHARED",
             "usageType": "TEMPORARY",
         }
-        self._central.do("POST", "volumes", "config/volume-groups", "make a volume group", json=wanted)
+        begun = partial(self._making.note, name)
+        self._central.do("POST", "volumes", "config/volume-groups", "make a volume group", json=wanted, begun=begun)
+        self._making.forget(name)
         found = self._groups(name)
         if not found:
             raise SnapshotFailed(f"{self._central.host} made volume group {name} and does not list it")
@@ -225,19 +224,9 @@ class Volumes:
             self._central.remove("volumes", rest, "remove a volume group")
 
     def cleanup(self, name: str) -> None:
-        """Removes the volume groups and recovery points of that name. SourceUnreachable, while one is still being made."""
+        """Removes the volume groups and recovery points of that name."""
         self.release(name)
-        self._await_made(name)
         self._remove_points(name)
-        self._making.forget(name)
-
-    def _await_made(self, name: str) -> None:
-        task_id = self._making.task_of(name)
-        if task_id is None or any(self._central.is_over(task_id) for _ in pauses(MAKING_S)):
-            return
-        raise SourceUnreachable(
-            f"{self._central.host} is still making recovery point {name}", hint="it is removed once it is made"
-        )
 
     def _remove_points(self, name: str) -> None:
         for point in self._central.points(name):

@@ -21,9 +21,8 @@ from synvirt.errors import (
     SourceUnreachable,
 )
 from synvirt.live import SnapshotRef
-from synvirt.live.nutanix import volumes
+from synvirt.live.nutanix import central, element, making, volumes
 from synvirt.live.nutanix.adapter import PrismApi
-from synvirt.live.nutanix.central import Central
 from synvirt.model.machine import Disk, VmManifest
 from tests.contracts.live import read
 from tests.fakes.prism.server import Prisms
@@ -200,37 +199,61 @@ class Killed(BaseException):
     pass
 
 
-def test_a_recovery_point_that_is_still_being_made_is_removed_once_it_is_made(
-    by_iscsi: Prisms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("made_by", "which", "transport", "left"),
+    [
+        ("make_point", "central", "iscsi", "synvirt-a-1"),
+        ("make_group", "central", "iscsi", "group synvirt-a-1"),
+        ("make_image", "central", "image", "image synvirt-a-1 sata.1"),
+        ("make_image", "element", "image", "image synvirt-a-1 sata.1"),
+    ],
+)
+def test_what_is_still_being_made_is_removed_once_it_is_made(
+    by_iscsi: Prisms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by: str, which: str, transport: str, left: str
 ) -> None:
-    """Prism lists it only then: a cleanup before that would find nothing, and it would stay until it expires."""
-    vm, name = machine(by_iscsi), "synvirt-a-1"
-    access = by_iscsi.access(transport="iscsi", folder=tmp_path / "adapter")
-    central, make, task = by_iscsi.central, by_iscsi.central.make_point, by_iscsi.central.task
+    """Prism lists it only then: a cleanup before that would find nothing, and it would stay; a recovery point until it
+    expires, all others for good."""
+    vm, name = machine(by_iscsi, power="OFF"), "synvirt-a-1"
+    del vm.disks[0]
+    access = by_iscsi.access(which, transport=transport, folder=tmp_path / "adapter")
+    server: Any = getattr(by_iscsi, which)
+    make, task = getattr(server, made_by), server.task
     asked: list[dict[str, Any]] = []
 
-    def begin(*, headers: dict[str, str], body: Any, **_: Any) -> Any:
-        asked.append({"headers": headers, "body": body})
-        return central._did("CreateRecoveryPoint", headers)
+    def begin(**order: Any) -> Any:
+        asked.append(order)
+        if which == "central":
+            return server._did("Create", order["headers"])
+        status = {
+            "state": "PENDING",
+            "name": name,
+            "resources": {},
+            "execution_context": {"task_uuid": server.state.task("image")},
+        }
+        return 202, {"api_version": "3.1", "metadata": {"kind": "image", "uuid": vm.id}, "status": status}
 
     def running(id_: str, **more: Any) -> Any:
-        central.state.tasks[id_]["looks"] = 0
+        server.state.tasks[id_]["looks"] = 0
         return task(id_, **more)
 
-    def killed(*_: object) -> None:
+    def killed(_: float) -> None:
         raise Killed
 
+    if made_by == "make_group":
+        ask(access, lambda adapter: adapter.snapshot(vm.id, name))
     with monkeypatch.context() as patched:
-        patched.setattr(central, "make_point", begin)
-        patched.setattr(central, "task", running)
-        patched.setattr(Central, "ended", killed)
-        patched.setattr(volumes, "MAKING_S", 0.2)
-        with pytest.raises(Killed):
-            ask(access, lambda adapter: adapter.snapshot(vm.id, name))
+        patched.setattr(server, made_by, begin)
+        patched.setattr(server, "task", running)
+        patched.setattr(making, "MAKING_S", 0.2)
+        with patched.context() as while_it_is_made:
+            while_it_is_made.setattr(central, "pauses", killed)
+            while_it_is_made.setattr(element, "pauses", killed)
+            with pytest.raises(Killed):
+                ask(access, lambda adapter: opened(adapter, vm.id, name))
         with pytest.raises(SourceUnreachable, match="still making"):
             ask(access, lambda adapter: adapter.cleanup(vm.id, name))
     make(**asked[0])
-    assert by_iscsi.names() == [name]
+    assert left in by_iscsi.names()
     ask(access, lambda adapter: adapter.cleanup(vm.id, name))
     assert by_iscsi.names() == []
     assert not list((tmp_path / "adapter").iterdir())
