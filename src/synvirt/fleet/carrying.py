@@ -66,6 +66,7 @@ _NOT_BEGUN: Mapping[S, Mapping[str, object]] = {
     S.CUTTING_OVER: {"state": S.READY, "job_id": None, "cut_over_at": None},
 }
 _CANCELLED = "The wave was cancelled."
+_MAY_BE_OFF = "; its source may be off: its job tries to power it on for a day."
 
 
 class Carrying:
@@ -304,9 +305,12 @@ class Carrying:
         elif job.restarted_by is not None:
             return {"job_id": job.restarted_by}
         elif job.state is State.CANCELLED and seen.wave.state is WaveState.CANCELLED and member.cause is None:
-            return {"state": S.ROLLED_BACK, "cause": _CANCELLED}
+            if not self._side.is_owed_power(job):
+                return {"state": S.ROLLED_BACK, "cause": _CANCELLED}
+            give_back(self._rows, seen.wave.id, [member], _CANCELLED)
         elif job.state in (State.FAILED, State.CANCELLED):
-            self._failed(seen, member, member.cause or why_ended(job))
+            cause = member.cause or why_ended(job)
+            self._failed(seen, member, f"{cause.rstrip('.')}{_MAY_BE_OFF}" if self._side.is_owed_power(job) else cause)
         else:
             return self._followed(seen, member, job, openings, at)
         return {}
@@ -333,7 +337,7 @@ class Carrying:
         until = closes(seen.wave, member, openings)
         if until is None or at < until:
             return False
-        cause = "Its window closed before it was done: its source was powered on again."
+        cause = "Its window closed before it was done."
         change_members(self._rows, seen.wave.id, [member], {S.CUTTING_OVER}, {"cause": cause})
         return True
 

@@ -145,7 +145,7 @@ class HostSide:
                 self._stop_here(job)
                 self._start_there(job)
                 self._pauses.forget(job.id)
-            elif job is not None and self._is_owed_power(job):
+            elif job is not None and self.is_owed_power(job):
                 reason = "Its source is not powered on yet: its job tries it again."
                 store.waves.put_reasons(wave.id, {member.id: reason})
                 return
@@ -165,8 +165,9 @@ class HostSide:
         if job.domain is not None:
             self._rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
 
-    def _is_owed_power(self, job: Migration) -> bool:
-        """Whether this job has shut its source down. A job that failed powers it on by itself (`migrations.tidying`)."""
+    def is_owed_power(self, job: Migration) -> bool:
+        """Whether this job has shut its source down, which is not on again. A job that failed powers it on by itself
+        (`migrations.tidying`)."""
         return any(entry.kind == "source_power" for entry in self._rooms.store.ledger(job.id))
 
     def _start_there(self, job: Migration) -> None:
@@ -174,7 +175,7 @@ class HostSide:
         plan, store = job.plan, self._rooms.store
         if plan.source.Live is None or plan.source_ref.kind != "live_vm":
             return
-        if not self._is_owed_power(job):
+        if not self.is_owed_power(job):
             return
         vm_id = plan.source_ref.vm_id
         asyncio.run(self._power_on(plan.source.Live, plan.source_ref.source_id, vm_id))

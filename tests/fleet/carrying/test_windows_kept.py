@@ -1,5 +1,6 @@
 """The windows of a wave that is carried out: what begins in them, what they end, and what waits for the next one."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import SourceUnreachable
-from synvirt.fleet.model import RollBackRequest
+from synvirt.fleet.model import MEMBER_ENDS, RollBackRequest
+from synvirt.migrations import advance
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
@@ -129,10 +131,9 @@ def test_windows_that_overlap_are_one_opening_for_a_member_without_a_window(nigh
     assert (done.state, len(set(began))) == (W.COMPLETED, 1), done.members[0].cause
 
 
-def test_a_member_is_rolled_back_once_the_source_of_its_failed_job_is_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    night = Night(tmp_path / "house", FakeHypervisor(fail="start"))
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """While it is not empty, sources do not answer when they are powered on."""
     power_on, away = FakeAdapter.power_on, [True]
 
     async def power_on_or_not(adapter: FakeAdapter, vm_id: str) -> None:
@@ -141,18 +142,58 @@ def test_a_member_is_rolled_back_once_the_source_of_its_failed_job_is_on(
         await power_on(adapter, vm_id)
 
     monkeypatch.setattr(FakeAdapter, "power_on", power_on_or_not)
-    try:
-        night.vms("db")
-        made = night.waves.create(wave({"id": "db"}))
-        night.waves.go(made.id)
-        night.until(made.id, lambda seen: seen.members[0].state is S.FAILED)
-        night.waves.roll_back(made.id, RollBackRequest())
-        seen = night.until(made.id, lambda seen: seen.members[0].waits_for is not None or seen.state is W.ROLLED_BACK)
-        assert "not powered on yet" in (seen.members[0].waits_for or "")
-        assert night.house.platform.vm("db")["power"] == "off"
-        away.clear()
-        Tidier(night.house.rooms, host="local").look()
-        night.until(made.id, lambda seen: seen.state is W.ROLLED_BACK)
-        assert night.house.platform.vm("db")["power"] == "on"
-    finally:
-        night.close()
+    monkeypatch.setattr(advance, "SWEEP_PAUSES_S", ())
+    return away
+
+
+@pytest.fixture
+def off(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Night, UUID]]:
+    """A wave whose member `db` is off at its source. The parameter: what its guest does here."""
+    night = Night(tmp_path / "house", FakeHypervisor(fail=request.param))
+    night.vms("db")
+    opens = now() - timedelta(minutes=1)
+    made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: night.house.platform.vm("db")["power"] == "off")
+    yield night, made.id
+    night.close()
+
+
+@pytest.mark.parametrize("off", ["start"], indirect=True)
+def test_a_member_is_rolled_back_once_the_source_of_its_failed_job_is_on(away: list[bool], off: tuple[Night, UUID]) -> None:
+    night, wave_id = off
+    night.until(wave_id, lambda seen: seen.members[0].state is S.FAILED)
+    night.waves.roll_back(wave_id, RollBackRequest())
+    seen = night.until(wave_id, lambda seen: seen.members[0].waits_for is not None or seen.state is W.ROLLED_BACK)
+    assert "not powered on yet" in (seen.members[0].waits_for or "")
+    assert night.house.platform.vm("db")["power"] == "off"
+    away.clear()
+    Tidier(night.house.rooms, host="local").look()
+    night.until(wave_id, lambda seen: seen.state is W.ROLLED_BACK)
+    assert night.house.platform.vm("db")["power"] == "on"
+
+
+@pytest.mark.parametrize("off", ["silent"], indirect=True)
+def test_a_member_of_a_cancelled_wave_is_rolled_back_once_its_source_is_on(away: list[bool], off: tuple[Night, UUID]) -> None:
+    night, wave_id = off
+    night.waves.cancel(wave_id)
+    seen = night.until(wave_id, lambda seen: bool(seen.members[0].waits_for) or seen.members[0].state in MEMBER_ENDS)
+    assert "not powered on yet" in (seen.members[0].waits_for or "")
+    assert night.house.platform.vm("db")["power"] == "off"
+    away.clear()
+    Tidier(night.house.rooms, host="local").look()
+    back = night.until(wave_id, lambda seen: seen.members[0].state in MEMBER_ENDS)
+    assert (back.members[0].state, back.members[0].cause) == (S.ROLLED_BACK, "The wave was cancelled.")
+    assert night.house.platform.vm("db")["power"] == "on"
+
+
+@pytest.mark.parametrize("off", ["silent"], indirect=True)
+def test_a_window_that_closes_says_where_the_source_is_not_on_again(away: list[bool], off: tuple[Night, UUID]) -> None:
+    night, wave_id = off
+    night.later = timedelta(hours=3)
+    seen = night.until(wave_id, lambda seen: seen.members[0].state is S.FAILED)
+    assert away
+    assert night.house.platform.vm("db")["power"] == "off"
+    assert seen.members[0].cause == (
+        "Its window closed before it was done; its source may be off: its job tries to power it on for a day."
+    )
