@@ -148,11 +148,13 @@ def away(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.fixture
 def off(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Night, UUID]]:
-    """A wave whose member `db` is off at its source. The parameter: what its guest does here."""
-    night = Night(tmp_path / "house", FakeHypervisor(fail=request.param))
+    """A wave whose member `db` is off at its source. The parameter: what its guest does here, and the mode of its plan."""
+    fault, _, mode = request.param.partition(" ")
+    night = Night(tmp_path / "house", FakeHypervisor(fail=fault))
     night.vms("db")
     opens = now() - timedelta(minutes=1)
-    made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
+    member = {"id": "db", "plan": plan_of("db", mode=mode or "Warm"), "outage_budget_s": 3600}
+    made = night.waves.create(wave(member, windows=(window(opens, opens + timedelta(hours=2)),)))
     night.waves.go(made.id)
     night.until(made.id, lambda seen: night.house.platform.vm("db")["power"] == "off")
     yield night, made.id
@@ -197,3 +199,34 @@ def test_a_window_that_closes_says_where_the_source_is_not_on_again(away: list[b
     assert seen.members[0].cause == (
         "Its window closed before it was done; its source may be off: its job tries to power it on for a day."
     )
+
+
+@pytest.mark.parametrize("off", ["start Warm", "start Cold"], indirect=True)
+def test_a_member_that_was_tried_again_while_its_source_was_off_is_rolled_back_to_one_that_is_on(
+    away: list[bool], off: tuple[Night, UUID]
+) -> None:
+    """Its first job has shut the source down, and could not power it on again; the second finds it off."""
+    night, wave_id = off
+    night.until(wave_id, lambda seen: seen.state is W.FAILED)
+    night.house.hypervisor.fail = None
+    away.clear()
+    night.waves.retry(wave_id, "db")
+    night.until(wave_id, lambda seen: seen.state is W.COMPLETED)
+    assert night.house.platform.vm("db")["power"] == "off"
+    night.waves.roll_back(wave_id, RollBackRequest())
+    night.until(wave_id, lambda seen: seen.state is W.ROLLED_BACK)
+    assert night.house.hypervisor.domains == {}
+    assert night.house.platform.vm("db")["power"] == "on"
+
+
+@pytest.mark.parametrize("off", ["start"], indirect=True)
+def test_a_member_that_is_tried_again_while_its_source_is_off_waits_for_its_window_with_that_on(
+    away: list[bool], off: tuple[Night, UUID]
+) -> None:
+    night, wave_id = off
+    night.until(wave_id, lambda seen: seen.state is W.FAILED)
+    away.clear()
+    night.later = timedelta(days=1)
+    night.waves.retry(wave_id, "db")
+    night.until(wave_id, lambda seen: seen.members[0].state is S.READY)
+    assert night.house.platform.vm("db")["power"] == "on"

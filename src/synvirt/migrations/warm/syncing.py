@@ -13,7 +13,7 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.patience import patiently
 from synvirt.migrations.planning.forecast import why_not
 from synvirt.migrations.proof import moved
-from synvirt.migrations.source_vm import SourceAwake, ran_since, shut_down
+from synvirt.migrations.source_vm import SourceAwake, ran_since, shut_down, take_up_power
 from synvirt.migrations.warm.deciding import converged, fits_budget, held_ups, is_fresh, is_to_be_verified
 from synvirt.migrations.warm.holding import asked_while_waiting
 from synvirt.migrations.warm.one_pass import copy_pass, let_go
@@ -31,6 +31,8 @@ async def copy_full(job: Job) -> None:
     disks: the guest has run at its source since, and may have been converted or have run here."""
     if job.migration.retry_of is not None and not job.migration.passes:
         await job.note_of(1, whole=True, retakes=0)
+    if not job.migration.passes:
+        await take_up_power(job)
     if job.is_warm and not job.migration.passes:
         await track_changes(job)
     if job.is_warm:
