@@ -290,7 +290,7 @@ class Carrying:
         openings, changes = openings_in_use(seen.wave, at), list[MemberChange]()
         try:
             for member in seen.wave.members:
-                if member.state in _RUNS and not seen.rows[member.id].rolling_back and member.job_id is not None:
+                if member.job_id is not None and (member.state in _RUNS or seen.rows[member.id].rolling_back):
                     fields = self._observed(seen, member, openings, at)
                     changes += [member_change(member, {member.state}, fields)] if fields else []
         finally:  # also where the job of one of them is in trouble
@@ -298,12 +298,14 @@ class Carrying:
 
     def _observed(self, seen: Seen, member: Member, openings: Openings, at: datetime) -> dict[str, object]:
         """The fields of a begun member that its job changes; those of a failed one are written at once."""
-        job = seen.job_of(member)
-        if job is None:
-            if seen.rows[member.id].submitted and member.job_id not in seen.unreadable:
-                self._failed(seen, member, "Its job was removed.")
-        elif job.restarted_by is not None:
+        job, row = seen.job_of(member), seen.rows[member.id]
+        if job is not None and job.restarted_by is not None:
             return {"job_id": job.restarted_by}
+        if row.rolling_back:  # the job's host ends it
+            return {}
+        if job is None:
+            if row.submitted and member.job_id not in seen.unreadable:
+                self._failed(seen, member, "Its job was removed.")
         elif job.state is State.CANCELLED and seen.wave.state is WaveState.CANCELLED and member.cause is None:
             if not self._side.is_owed_power(job):
                 return {"state": S.ROLLED_BACK, "cause": _CANCELLED}

@@ -134,6 +134,8 @@ class HostSide:
 
     def _give_back(self, wave: Wave, member: Member, job: Migration | None) -> None:
         store = self._rooms.store
+        if job is not None and job.restarted_by is not None:
+            return  # the member gets that job first
         if job is not None and not job.ended:
             if not store.cancel_requested(job.id):
                 self._cancel(job.id)

@@ -11,12 +11,14 @@ from uuid import UUID
 
 import pytest
 import structlog
+from sqlalchemy import update
 
 from synvirt import destinations
 from synvirt.copying import request_bytes
 from synvirt.destinations import DestinationAway
 from synvirt.errors import AuthFailed, InvalidPlan, SourceUnreachable
 from synvirt.fleet.facts import Estimate
+from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.job_facts import AROUND_COPY, outage_of
 from synvirt.fleet.model import (
     ApprovalRequest,
@@ -25,6 +27,7 @@ from synvirt.fleet.model import (
     RollBackRequest,
 )
 from synvirt.fleet.waves import change_members, give_back
+from synvirt.migrations.hosts.taking_over import TakingOver
 from synvirt.migrations.intake import check_plan
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
@@ -33,7 +36,7 @@ from synvirt.model.times import Schedule
 from synvirt.model.values import now
 from synvirt.repeating import Pauses
 from synvirt.sizes import KIB
-from synvirt.store.tables import wave_members
+from synvirt.store.tables import migrations, wave_members
 from tests.fleet.carrying.night import SICK, Night, S, W, plan_of, states, wave, window
 
 
@@ -260,6 +263,39 @@ def test_a_member_whose_host_is_lost_says_so_until_that_is_back(
     )
     night.carrying.tick()
     assert "is lost" not in (night.waves.whole(made.id).members[0].waits_for or "")
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_member_that_is_given_back_while_its_job_begins_anew_on_another_host_ends_that_job(
+    night: Night, monkeypatch: pytest.MonkeyPatch, is_back: bool
+) -> None:
+    """The lost host ended nothing, and the other one knows no wave. `is_back`: the lost host looks before the leader does."""
+    night.vms("db")
+    made = night.waves.create(wave({"id": "db", "plan": plan_of("db", mode="Cold")}))
+    monkeypatch.setattr(night.house.intake, "_begin", lambda job_id: None)
+    night.waves.go(made.id)
+    (before,) = night.until(made.id, lambda seen: bool(night.store.unended())).members
+    assert before.job_id is not None
+    with night.store._writing() as db:
+        db.execute(update(migrations).values(host="lost"))
+    night.store.hosts.begin("lost", ttl_s=1000, document="{}")
+    night.store.hosts.fence("lost")
+    night.waves.roll_back(made.id, RollBackRequest(members=("db",)))
+    night.carrying.tick()
+    other = TakingOver(
+        night.house.rooms, begin=lambda job_id: None, held_for_s=lambda: 1000, opens_source=lambda source_id: None
+    )
+    again = other.take_over(before.job_id, restart=True)
+    if is_back:
+        lost = HostSide(night.house.rooms, night.side._checker, cancel=night.house.intake.cancel, failed=night.side._failed)
+        lost.host = "lost"
+        lost.look(night.carrying._seeing.seen(made.id), leads=False)
+        lost.close()
+    for _ in range(2):
+        night.carrying.tick()
+    (seen,) = night.waves.whole(made.id).members
+    assert (seen.state, seen.job_id) == (S.CUTTING_OVER, again.id)
+    assert night.store.cancel_requested(again.id)
 
 
 def test_a_guest_that_cannot_be_checked_holds_up_itself_alone(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
