@@ -19,6 +19,7 @@ from synvirt.errors import NotFound, PersistFailed, SynvirtError
 from synvirt.fleet.model import Member, MemberState, Wave
 from synvirt.fleet.seeing import Seen
 from synvirt.fleet.waves import change_members
+from synvirt.migrations.memory import JobMemory, noting
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, State
@@ -147,7 +148,7 @@ class HostSide:
                 self._stop_here(job)
                 self._start_there(job)
                 self._pauses.forget(job.id)
-            elif job is not None and self.is_owed_power(job):
+            elif job is not None and self._is_owed_still(job):
                 reason = "Its source is not powered on yet: its job tries it again."
                 store.waves.put_reasons(wave.id, {member.id: reason})
                 return
@@ -171,6 +172,14 @@ class HostSide:
         """Whether this job has shut its source down, which is not on again. A job that failed powers it on by itself
         (`migrations.tidying`)."""
         return any(entry.kind == "source_power" for entry in self._rooms.store.ledger(job.id))
+
+    def _is_owed_still(self, job: Migration) -> bool:
+        """The same; also where that was not tried any more after a day: from now on it is tried again."""
+        store, ref = self._rooms.store, job.plan.source_ref
+        if ref.kind == "live_vm" and store.memory.get(job.id, JobMemory).left_off:
+            store.record(job.id, "source_power", ref.vm_id)
+            store.memory.change(job.id, JobMemory, lambda before: noting(before, left_off=False))
+        return self.is_owed_power(job)
 
     def _start_there(self, job: Migration) -> None:
         """Powers the source on, only if this job has shut it down."""

@@ -68,6 +68,8 @@ class JobMemory(Remembered):
     shutting_down_at: datetime | None = None
     down_since: datetime | None = None
     downs: int = 0
+    # The job failed, and its source was not powered on again within a day: that is not tried any more.
+    left_off: bool = False
     # How often change tracking was lost since the last pass that succeeded with it.
     cbt_resets: int = 0
     # Why the source's change tracking is not trusted any more; None: it is.

@@ -22,6 +22,7 @@ from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
 from synvirt.migrations.advance import SWEEPERS, undone
 from synvirt.migrations.job import Job
+from synvirt.migrations.memory import JobMemory, noting
 from synvirt.migrations.planning import taken
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
@@ -130,12 +131,15 @@ class Tidier:
 
     def _still_wanted(self, migration: Migration) -> bool:
         """Whether the guest of a failed job must be on at its source; not, where a later job has moved it here, by whichever
-        source. A repair moves nothing. Blocks."""
-        if migration.finished_at is None or now() - migration.finished_at > POWER_ON_WITHIN:
+        source, or after a day: its owner may want it off by then. Who rolls its member back wants it on. A repair moves
+        nothing. Blocks."""
+        store, ended = self._rooms.store, migration.finished_at
+        if (ended is None or now() - ended > POWER_ON_WITHIN) and not store.is_given_back(migration.id):
+            store.memory.change(migration.id, JobMemory, lambda before: noting(before, left_off=True))
             return False
         cursor = None
         while True:
-            documents, cursor = self._rooms.store.documents(limit=100, cursor=cursor)
+            documents, cursor = store.documents(limit=100, cursor=cursor)
             for other in readable(Migration, documents):
                 if other.created_at <= migration.created_at:
                     return True

@@ -53,7 +53,7 @@ from synvirt.store.opening import Connections, opened
 from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import IS_OWED, events, ledger, migrations, rehearsals, secrets, slots
+from synvirt.store.tables import IS_OWED, events, ledger, migrations, rehearsals, secrets, slots, wave_members
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 from synvirt.store.watermarks import Watermark
@@ -425,6 +425,12 @@ class Store:
         chosen = (migrations.c.state.in_(_NOT_COMPLETED), is_known(migrations.c.version), owing)
         with self._reading() as db:
             return readable(Migration, db.execute(select(migrations.c.document).where(*chosen)).scalars())
+
+    def is_given_back(self, job_id: UUID) -> bool:
+        """Whether a member of a wave is rolled back, and waits for what this job owes its source."""
+        member = exists().where(wave_members.c.job_id == str(job_id), wave_members.c.rolling_back)
+        with self._reading() as db:
+            return bool(db.execute(select(member)).scalar())
 
     # ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────────
 

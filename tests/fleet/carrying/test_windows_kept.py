@@ -10,7 +10,7 @@ import pytest
 
 from synvirt.errors import SourceUnreachable
 from synvirt.fleet.model import MEMBER_ENDS, RollBackRequest
-from synvirt.migrations import advance
+from synvirt.migrations import advance, tidying
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
@@ -229,4 +229,28 @@ def test_a_member_that_is_tried_again_while_its_source_is_off_waits_for_its_wind
     night.later = timedelta(days=1)
     night.waves.retry(wave_id, "db")
     night.until(wave_id, lambda seen: seen.members[0].state is S.READY)
+    assert night.house.platform.vm("db")["power"] == "on"
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["asked within the day", "asked after it"])
+@pytest.mark.parametrize("off", ["start"], indirect=True)
+def test_a_source_that_was_off_for_a_day_is_powered_on_for_who_rolls_its_member_back(
+    away: list[bool], off: tuple[Night, UUID], monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    night, wave_id = off
+    monkeypatch.setattr(tidying, "POWER_ON_WITHIN", timedelta(0))
+    night.until(wave_id, lambda seen: seen.state is W.FAILED)
+    tidier = Tidier(night.house.rooms, host="local")
+    if not is_first:
+        tidier.look()
+        assert night.store.untidied(host="local") == []
+    night.waves.roll_back(wave_id, RollBackRequest())
+    if is_first:
+        tidier.look()
+    seen = night.until(wave_id, lambda seen: seen.members[0].waits_for is not None or seen.state is W.ROLLED_BACK)
+    assert "not powered on yet" in (seen.members[0].waits_for or "")
+    assert night.house.platform.vm("db")["power"] == "off"
+    away.clear()
+    Tidier(night.house.rooms, host="local").look()
+    night.until(wave_id, lambda seen: seen.state is W.ROLLED_BACK)
     assert night.house.platform.vm("db")["power"] == "on"
