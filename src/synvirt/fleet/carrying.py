@@ -148,9 +148,9 @@ class Carrying:
         except PersistFailed:
             raise
         except Exception as error:  # whatever it was, the other waves are handled too
-            cause = str(error)
+            cause, is_ours = str(error), isinstance(error, SynvirtError)
             if cause not in (self._causes.get(wave_id), self._causes_before.get(wave_id)):
-                log.warning("a wave cannot go on now", wave=str(wave_id), cause=cause, exc_info=not _is_ours(error))
+                log.warning("a wave cannot go on now", wave=str(wave_id), cause=cause, exc_info=not is_ours)
             self._causes[wave_id] = cause
         return None
 
@@ -421,6 +421,9 @@ class Carrying:
             self._rows.put_reasons(wave.id, {member.id: f"Its destination is away: {error.detail}"})
             return False
         except SynvirtError as error:
+            # Where another host has submitted it at this moment, which had the member before, the VM is taken by its own job.
+            if self._rows.job(job_id) is not None:
+                return True
             self._failed(seen, member, error.detail)
             return False
         return True
@@ -479,10 +482,6 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
     back = wave.on_failure == "roll_back" and member.job_id is not None
     fields = {"state": S.FAILED, "cause": cause}
     change_members(rows, wave.id, [member], _RUNS, fields, rolling_back=back or None)
-
-
-def _is_ours(error: Exception) -> bool:
-    return isinstance(error, SynvirtError)
 
 
 @contextmanager

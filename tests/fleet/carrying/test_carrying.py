@@ -265,6 +265,24 @@ def test_a_member_whose_host_is_lost_says_so_until_that_is_back(
     assert "is lost" not in (night.waves.whole(made.id).members[0].waits_for or "")
 
 
+def test_a_member_whose_job_another_host_submits_at_that_moment_has_not_failed(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came to this host while the one before waited for the source's answer: the VM is taken, by the member's own job."""
+    night.vms("db")
+    submit = night.house.intake.submit
+
+    def twice(plan: MigrationPlan, **more: Any) -> Migration:
+        submit(plan, **more)
+        return submit(plan, **more)
+
+    monkeypatch.setattr(night.house.intake, "submit", twice)
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    done = night.until(made.id, lambda seen: seen.state not in {W.DRAFT, W.RUNNING})
+    assert (done.state, states(done)) == (W.COMPLETED, {"db": S.HEALTHY}), done.reason
+
+
 @pytest.mark.parametrize("is_back", [False, True])
 def test_a_member_that_is_given_back_while_its_job_begins_anew_on_another_host_ends_that_job(
     night: Night, monkeypatch: pytest.MonkeyPatch, is_back: bool
