@@ -150,6 +150,18 @@ def test_the_canary_goes_first(gate: str) -> None:
     assert "a (failed)" in ask(made, NOW, a=S.FAILED)[1]["b"]
 
 
+@pytest.mark.parametrize("gate", ["success", "approval"])
+def test_a_canary_that_was_approved_early_still_goes_first(gate: str) -> None:
+    """In a draft, or by who took it for healthy: nobody has seen yet how it fares."""
+    made, approved = wave(member("a"), member("b"), canary=Canary(count=1, gate=gate)), {"canary_approved": True}
+    assert ask(made, NOW, more=approved)[0].begin == ("a",)
+    for state in (S.SYNCING, S.READY, S.CUTTING_OVER):
+        decision, reasons = ask(made, NOW, a=state, more=approved)
+        assert (decision.begin, reasons["b"][:26]) == ((), "It waits for the canary: a")
+    for state in (S.HEALTHY, S.FAILED, S.SKIPPED, S.ROLLED_BACK):
+        assert ask(made, NOW, a=state, more=approved)[0].begin == ("b",)
+
+
 def test_a_canary_takes_along_all_without_which_it_could_not_move() -> None:
     members = [member("db", priority=5), member("app", "db"), member("pal", group="g"), member("one", group="g", priority=1)]
     made = wave(*members, groups=[Group(name="g")], canary=Canary(count=1))

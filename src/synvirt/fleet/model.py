@@ -232,7 +232,7 @@ class Wave(Model):
     hooks: tuple[HookShown, ...] = ()
     start_at: Time | None = None
     forecast: WaveForecast | None = None
-    # Lets the others go on after the canary, if its gate is approval.
+    # Lets the others go on once the canary has ended, well or not.
     canary_approval: Approval | None = None
     # Why it is held or has failed, in a sentence.
     reason: str | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from synvirt.fleet.facts import UNKNOWN, Estimate, Facts
-from synvirt.fleet.model import Group, MemberRequest, MemberState, Wave, WaveRequest
+from synvirt.fleet.model import MEMBER_ENDS, Group, MemberRequest, MemberState, Wave, WaveRequest
 from synvirt.fleet.order import Order, order
 from synvirt.fleet.queueing import Running
 from synvirt.migrations.planning.openings import Openings
@@ -58,7 +58,7 @@ class Standing:
         self._group_fits_s: dict[str, float] = {}
         self._prepare_dependencies()
         self.canary = self._canaries()
-        self._canary_left = len(self.canary)
+        self._canary_left = self._canary_under_way = len(self.canary)
         self._canary_approved = canary_approved
 
     # ── input ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -71,6 +71,8 @@ class Standing:
         self.copies.put(member, facts, state is S.SYNCING)
         self.cuts.put(member, facts, state is S.CUTTING_OVER)
         self._count_moved(member, state, at)
+        if member in self.canary:
+            self._canary_under_way += (before in MEMBER_ENDS) - (state in MEMBER_ENDS)
         if (before in _HELD_READY) != (state in _HELD_READY):
             self._prepared_changed(member, before in _HELD_READY and self._met(member))
         if (state is S.HEALTHY) != (before is S.HEALTHY):
@@ -110,9 +112,11 @@ class Standing:
         return frozenset(found)
 
     def canary_open(self) -> bool:
-        """Whether the other members may begin too."""
+        """Whether the other members may begin too. An approval given before counts once the canary has ended, well or not."""
         canary = self.wave.canary
-        return canary is None or self._canary_approved or (self._canary_left == 0 and canary.gate == "success")
+        if canary is None or (self._canary_left == 0 and canary.gate == "success"):
+            return True
+        return self._canary_approved and self._canary_under_way == 0
 
     def canary_waits(self) -> bool:
         """Whether the canary is healthy, and only its approval is missing."""

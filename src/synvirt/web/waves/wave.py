@@ -105,7 +105,7 @@ ACTIONS: Mapping[ActionName, Action] = {
     "canary": Action(
         "Approve the canary",
         "Is the canary healthy?",
-        "The others continue after your approval.",
+        "The others continue after your approval, once the canary has ended.",
         GOING,
     ),
     "rehearse": Action(
