@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from synvirt.cli import app
 from tests.cli.disk.program import disk
 from tests.devices import loop_device
+from tests.disks.block_images import qemu
 from tests.offline import appliances
 
 MIB = 1 << 20
@@ -243,6 +244,26 @@ def test_what_is_no_target_is_said_and_nothing_is_replaced(raw: Path, tmp_path: 
         assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
     assert filecmp.cmp(raw, before, shallow=False)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["itself", "link", "hard link"])
+def test_no_file_that_the_disk_is_read_from_is_replaced(how: str, raw: Path, tmp_path: Path) -> None:
+    """The base of an overlay may be that of others, too."""
+    target, before = tmp_path / "target.raw", Path(shutil.copy(raw, tmp_path / "before.raw"))
+    base = raw.rename(target) if how == "itself" else raw
+    if how == "link":
+        target.symlink_to(raw)
+    elif how == "hard link":
+        target.hardlink_to(raw)
+    for overlay in ("one", "other"):
+        qemu("qemu-img", "create", "-q", "-f", "qcow2", "-b", base.name, "-F", "raw", overlay, cwd=tmp_path)
+    qemu("qemu-io", "-f", "qcow2", "-c", "write -P 7 0 1M", "one", cwd=tmp_path)
+    done = disk("convert", "--force", tmp_path / "one", target)
+    assert done.exit_code == 2
+    assert f"{target} is {base.name}, a file that the disk is read from" in done.stderr
+    assert filecmp.cmp(target, before, shallow=False)
+    assert disk("compare", tmp_path / "other", before).exit_code == 0
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".partial")]
 
 
 def test_a_link_that_leads_nowhere_is_said(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
         with opening() as files:
             reader = open_reader(found.reader)
         stack.callback(reader.close)
+        if target.exists() and (own := files.name_of(target.stat())) is not None:
+            raise BadRequest(f"{target} is {own}, a file that the disk is read from", hint="name another file")
         fresh = not target.is_block_device()  # a device still has its old content; a new file reads as zeros
         writer = stack.enter_context(_writer(target, reader.size, force=wanted.force))
         conversion = _Conversion(found, reader, writer, fresh, target, wanted, quiet, began)

@@ -54,6 +54,10 @@ class Files:
         """Each file as it was when it was opened, by its text (`disks.noted_files`)."""
         return tuple(self._found)
 
+    def name_of(self, status: os.stat_result) -> str | None:
+        """What the file of that status is called, if it is one of them."""
+        return next((file.name for file, found in self._files if os.path.samestat(found, status)), None)
+
     def refuse_changed(self) -> None:
         """DiskReadFailed, where one of the files was written to since it was opened."""
         for file, before in self._files:
