@@ -164,6 +164,27 @@ def test_a_worker_that_is_killed_leaves_no_server(raw: Path, scratch: Path) -> N
         left.rmdir()
 
 
+@pytest.mark.parametrize("apart", [0, 8])
+@pytest.mark.parametrize("driver", ["qcow", "qed"])
+def test_tables_over_one_another_are_no_way_to_grow_a_disk(driver: QemuDriver, apart: int, tmp_path: Path) -> None:
+    """A file of a few MiB would be looked at for hours."""
+    cluster, named = 64 * KIB, 4096
+    entries = 8192  # of a table: a cluster full, for both
+    places = [2 * cluster + number * apart for number in range(named)]
+    size = named * entries * cluster
+    if driver == "qcow":
+        header = struct.pack(">4sIQIIQBBHIQ", b"QFI\xfb", 1, 0, 0, 0, size, 16, 13, 0, 0, cluster)
+    else:
+        header = struct.pack("<4sIIIQQQQQ", b"QED\0", cluster, 1, 1, 0, 0, 0, cluster, size)
+    directory = struct.pack(f"{'>' if driver == 'qcow' else '<'}{named}Q", *places)
+    path = tmp_path / "image"
+    path.write_bytes(header.ljust(cluster, b"\0") + directory.ljust(cluster, b"\0") + bytes(2 * cluster))
+    began = time.process_time()
+    with pytest.raises(MalformedArchive, match=f"its tables have more entries than a file of {4 * cluster} bytes holds"):
+        QemuNbdReader(str(path), driver)
+    assert time.process_time() - began < 2
+
+
 def test_a_header_that_is_cut_off(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"QED\0" + struct.pack("<I", 65536))

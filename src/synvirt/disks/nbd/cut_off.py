@@ -118,12 +118,20 @@ class _Tables:
 
 def _walk(file: _File, tables: _Tables, place: Callable[[int], tuple[int, int]]) -> None:
     """`place`: the offset of an entry's cluster, and how much of it is used. No cluster is in the first 16 bytes, a header's: 0
-    and 1 mean zeros."""
+    and 1 mean zeros. Together the tables are no larger than the file: if tables could be shared, a small file would have any
+    number of entries to look at."""
     covered = tables.entries * tables.cluster_bytes
     directory = chain.from_iterable(file.numbers(tables.at, -(-tables.disk_bytes // covered), "Q", tables.order))
+    left = file.reader.size
     for first, table_at in zip(count(0, covered), directory):
         if not table_at:
             continue
+        left -= tables.entries * 8
+        if left < 0:
+            raise MalformedArchive(
+                f"{file.name}: its tables have more entries than a file of {file.reader.size} bytes holds",
+                hint="The file seems to be cut off: copy it again from where it came.",
+            )
         table = chain.from_iterable(file.numbers(table_at, tables.entries, "Q", tables.order))
         for at, entry in zip(range(first, tables.disk_bytes, tables.cluster_bytes), table, strict=False):
             if entry > 1:
