@@ -346,6 +346,21 @@ def test_a_command_that_takes_long_is_not_run_by_another_host_meanwhile(
     assert sent.next_at - time.time() <= FIRST_PAUSE_S, "it is run again soon, as it has ended"
 
 
+@pytest.mark.parametrize(("attempts", "ahead_s"), [(0, 60.0), (1, 2 * 86400.0)])
+def test_a_clock_that_was_ahead_puts_no_delivery_off(night: HookedNight, attempts: int, ahead_s: float) -> None:
+    """A required one would stop its wave until the clock is there again, and nobody can send what is pending."""
+    night.commands["bad"] = WaveCommandSetting(argv=("false",))
+    night.anew(LOCAL)
+    made = night.hooked({"command": "bad", "required": True})
+    night.waves.go(made.id)
+    then = time.time() + ahead_s
+    with night.store.wave_hooks._writing() as db:
+        db.execute(update(wave_deliveries).values(made_at=then, next_at=then, attempts=attempts))
+    sent = night.sent()
+    assert (sent.attempts, sent.state, sent.made_at <= time.time()) == (attempts + 1, PENDING, True)
+    assert night.store.wave_hooks.due(limit=5) == [], "its pause is counted by the right clock"
+
+
 def test_a_webhook_for_which_there_is_no_thread_now_is_sent_later(
     night: HookedNight, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

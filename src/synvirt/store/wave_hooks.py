@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.store.tables import wave_deliveries, wave_hooks
@@ -20,6 +20,8 @@ from synvirt.store.tables import wave_deliveries, wave_hooks
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
 PENDING, DELIVERED, GIVEN_UP = "pending", "delivered", "given_up"
+# No attempt is put off for so long (an hour, and the hour that a command may take): a clock that was far ahead has put it off.
+CLOCK_WRONG_S = 3 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +86,25 @@ class HookRows:
 
     def due(self, *, limit: int) -> list[DeliveryRow]:
         """The deliveries that are due; those that wait longest come first. At most `limit` of each hook: thousands that one
-        server does not accept keep none from the others."""
-        place = func.row_number().over(partition_by=wave_deliveries.c.hook_id, order_by=wave_deliveries.c.next_at)
+        server does not accept keep none from the others. A new one is due at once, whatever clock its host has."""
+        at, next_at = time.time(), wave_deliveries.c.next_at
+        is_due = or_(wave_deliveries.c.attempts == 0, next_at <= at, next_at > at + CLOCK_WRONG_S)
+        place = func.row_number().over(partition_by=wave_deliveries.c.hook_id, order_by=next_at)
         ranked = (
-            select(wave_deliveries.c.number, place.label("place"))
-            .where(wave_deliveries.c.state == PENDING, wave_deliveries.c.next_at <= time.time())
-            .subquery()
+            select(wave_deliveries.c.number, place.label("place")).where(wave_deliveries.c.state == PENDING, is_due).subquery()
         )
         query = select(wave_deliveries).join(ranked, ranked.c.number == wave_deliveries.c.number)
-        query = query.where(ranked.c.place <= limit).order_by(wave_deliveries.c.next_at)
+        query = query.where(ranked.c.place <= limit).order_by(next_at)
         with self._reading() as db:
             return [_delivery(row) for row in db.execute(query)]
 
     def take(self, one: DeliveryRow, *, pause_s: float) -> bool:
         """Takes a delivery; if it is not settled, it is due again after `pause_s`. False, where another process has taken
-        it."""
+        it. One made by a clock that was ahead is as old as this attempt: else it would be given up later by as much."""
         same = (wave_deliveries.c.number == one.number, wave_deliveries.c.state == PENDING)
         with self._writing() as db:
-            values = {"attempts": one.attempts + 1, "next_at": time.time() + pause_s}
+            at = time.time()
+            values = {"attempts": one.attempts + 1, "next_at": at + pause_s, "made_at": min(one.made_at, at)}
             done = db.execute(update(wave_deliveries).where(*same, wave_deliveries.c.attempts == one.attempts).values(**values))
             return done.rowcount == 1
 
