@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from threading import Event
 from typing import Any
 from uuid import uuid4
 
@@ -16,10 +17,12 @@ from tests.fakes.hyperv.wsman import Wsman, served
 
 
 class Cluster:
-    """Two nodes that are up, and one that is down. `asked` is called with the node and the script after each answer."""
+    """Two nodes that are up, and one that is down. `asking` and `asked` are called with the node and the script, before and
+    after each answer."""
 
     def __init__(self, host: FakeHost, vm: FakeVm) -> None:
         self.host, self.model, self.vm = host, host.hyperv, vm
+        self.asking: Callable[[str, str], None] = lambda _node, _script: None
         self.asked: Callable[[str, str], None] = lambda _node, _script: None
         self.nodes = {node: Wsman(self._answers(node), host.wsman.user, host.wsman.password) for node in ("NODE1", "NODE2")}
         self.options: dict[str, Any] = {}
@@ -28,6 +31,7 @@ class Cluster:
         answers = self.model.answers(node)
 
         def answer(name: str, parameters: dict[str, Any]) -> Any:
+            self.asking(node, name)
             try:
                 return answers(name, parameters)
             finally:
@@ -94,6 +98,24 @@ def test_a_vm_that_moves_while_the_nodes_are_listed_is_one_vm(cluster: Cluster) 
     cluster.asked = asked
     rows = cluster.ask(lambda adapter: adapter.list_vms())
     assert [row.host for row in rows if row.vm_id == cluster.vm.id] == ["NODE2"]
+
+
+def test_a_vm_that_moves_to_a_node_that_was_already_listed_is_not_gone(cluster: Cluster) -> None:
+    moved = Event()
+    cluster.vm.node = "NODE2"
+
+    def asking(node: str, name: str) -> None:
+        if (node, name) == ("NODE2", "list"):
+            assert moved.wait(10)
+
+    def asked(node: str, name: str) -> None:
+        if (node, name) == ("NODE1", "list"):
+            cluster.vm.node = "NODE1"
+            moved.set()
+
+    cluster.asking, cluster.asked = asking, asked
+    rows = cluster.ask(lambda adapter: adapter.list_vms())
+    assert [row.host for row in rows if row.vm_id == cluster.vm.id] == ["NODE1"]
 
 
 def test_a_vm_whose_node_is_down_is_away_and_not_gone(cluster: Cluster) -> None:

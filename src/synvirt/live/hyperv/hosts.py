@@ -7,6 +7,7 @@ another node, or whose node is down, is looked for again. It is gone only if all
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,6 +30,8 @@ T = TypeVar("T")
 NODES_MAX: Final = 64
 # How often a VM is looked for that moves meanwhile: while nodes are asked one after the other, it may be on none of them.
 LOOKS: Final = 3
+# How many nodes list their VMs at a time.
+LISTS_AT_ONCE: Final = 8
 
 
 class Host:
@@ -141,26 +144,29 @@ class Hosts:
         return (host, int(port)) if colon and port.isdigit() and "]" not in port else (given, self._port)
 
     def list_vms(self) -> list[VmRow]:
-        """The VMs of all nodes, one answer each; if a node does not answer, the others' are still shown. One that moves then
-        may be in two answers: it is where the later one has it."""
+        """The VMs of all nodes; if a node does not answer, the others' are still shown. The nodes of a cluster are asked twice:
+        a VM that moves while they answer may be in two answers, or in none. It is where the last answer has it."""
         hosts, _ = self.all()
-        found, failure = dict[str, VmRow](), None
-        answered = 0
-        for host in hosts:
-            try:
-                rows = host.run("list")["vms"] or []
-            except SourceUnreachable as error:
-                log.warning("a node does not answer; its VMs are not listed", node=host.node, cause=error.detail)
-                failure = error
-                continue
-            answered += 1
-            for one in rows:
-                row = machines.row(one, host.node)
-                self._at[row.vm_id] = host
-                found[row.vm_id] = row
-        if failure is not None and not answered:
-            raise failure
+        found = dict[str, VmRow]()
+        with ThreadPoolExecutor(LISTS_AT_ONCE) as pool:
+            for look in range(1 if len(hosts) == 1 else 2):
+                answers = list(zip(hosts, pool.map(self._listed, hosts), strict=True))
+                failures = [rows for _, rows in answers if isinstance(rows, SourceUnreachable)]
+                if len(failures) == len(hosts) and not look:
+                    raise failures[0]
+                hosts = [host for host, rows in answers if isinstance(rows, list)]
+                for host, rows in answers:
+                    for row in rows if isinstance(rows, list) else ():
+                        self._at[row.vm_id] = host
+                        found[row.vm_id] = row
         return list(found.values())
+
+    def _listed(self, host: Host) -> list[VmRow] | SourceUnreachable:
+        try:
+            return [machines.row(one, host.node) for one in host.run("list")["vms"] or []]
+        except SourceUnreachable as error:
+            log.warning("a node does not answer; its VMs are not listed", node=host.node, cause=error.detail)
+            return error
 
     def at(self, vm_id: str, use: Callable[[Host], T]) -> T:
         """Calls `use` with the host that has the VM; again with another one, if it has moved meanwhile. VmNotFound."""
