@@ -311,7 +311,7 @@ class PrismApi:
         """SourceUnreachable, while a part of it is still being made: first of all, as it is not listed before it is made."""
         self._making.await_end(name, self._maker().host, self._maker().is_over)
         self._images().cleanup(name)
-        if self._central is not None and self._options.transport in ("auto", "iscsi"):
+        if self._central is not None:
             with suppress(Absent):  # a Prism Central without them has none of ours
                 self._volumes().cleanup(name)
         if self._element is not None:

@@ -195,6 +195,16 @@ def test_a_file_that_goes_while_it_is_read_is_reported_and_does_not_hang(by_nfs:
         reader.close()
 
 
+@pytest.mark.parametrize("transport", ["auto", "nfs", "image"])
+def test_what_another_way_left_goes_too(by_iscsi: Prisms, transport: str) -> None:
+    """An operator whose iSCSI is broken chooses another way while a job is at it."""
+    vm, name = machine(by_iscsi), "synvirt-a-1"
+    ask(by_iscsi.access(transport="iscsi"), lambda adapter: opened(adapter, vm.id, name))
+    assert by_iscsi.names() == [f"group {name}", name]
+    ask(by_iscsi.access(transport=transport), lambda adapter: adapter.cleanup(vm.id, name))
+    assert by_iscsi.names() == []
+
+
 class Killed(BaseException):
     pass
 
