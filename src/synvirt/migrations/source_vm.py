@@ -18,7 +18,7 @@ from synvirt.live import GuestStaysOn, LiveAdapter, SwitchesTracking
 from synvirt.migrations.job import Job
 from synvirt.migrations.memory import JobMemory
 from synvirt.migrations.patience import patiently
-from synvirt.migrations.planning.taken import is_of_same
+from synvirt.migrations.planning.left_off import is_left_off
 from synvirt.model.values import now
 from synvirt.store import LedgerEntry
 from synvirt.store.tables import OWED_KINDS
@@ -61,19 +61,13 @@ async def seen(job: Job) -> tuple[str, str]:
 async def take_up_power(job: Job) -> None:
     """Does what an earlier job owes: it has shut the guest down, and could not power it on again. While this job has the VM,
     nobody else does that (`tidying`). A warm job powers it on now, as it may be held for days; a cold one once it failed, or is
-    rolled back. Not, where that job may have left a guest that runs here: two copies of one guest must never run at once."""
-    if not await job.in_thread(_is_left_off, job):
+    rolled back."""
+    if not await job.in_thread(is_left_off, job.rooms.store, job.migration, job.vm_id):
         return
     if job.is_warm:
         await at_source(job, lambda adapter: adapter.power_on(job.vm_id))
     else:
         await job.record("source_power", job.vm_id)
-
-
-def _is_left_off(job: Job) -> bool:
-    store = job.rooms.store
-    others = [one for one in store.left_off(job.vm_id) if is_of_same(job.migration, one)]
-    return bool(others) and not any(entry.kind == "domain" for one in others for entry in store.ledger(one.id))
 
 
 async def shut_down(job: Job) -> None:

@@ -11,7 +11,6 @@ is not touched until that job, of whichever host, has ended.
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -23,15 +22,14 @@ from synvirt.migrations import source_vm
 from synvirt.migrations.advance import SWEEPERS, undone
 from synvirt.migrations.job import Job
 from synvirt.migrations.memory import JobMemory, noting
-from synvirt.migrations.planning import taken
+from synvirt.migrations.planning import left_off, taken
+from synvirt.migrations.planning.left_off import DONE_WITH
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
-from synvirt.model.values import now
 from synvirt.repeating import Pauses, repeated
 from synvirt.store import LedgerEntry
-from synvirt.store.documents import readable
 from synvirt.store.tables import OWED_KINDS
 
 log = structlog.get_logger(__name__)
@@ -42,10 +40,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 TRY_TIMEOUT_S = 900.0
 # A service that ends does not wait for a source that hangs: the thread ends with its process.
 END_TIMEOUT_S = 5.0
-# The first pause for a guest that a failed job has shut down: its owner wants it back soon.
-POWER_ON_WITHIN = timedelta(days=1)
 _AT_SOURCE = (*OWED_KINDS, "source_power")
-_DONE_WITH = frozenset({State.FAILED, State.CANCELLED})
 
 
 class Tidier:
@@ -91,7 +86,7 @@ class Tidier:
 
     async def _all_of(self, job: Job) -> bool:
         entries = await job.in_thread(self._rooms.store.ledger, job.id)
-        left = [entry for entry in entries if job.migration.state in _DONE_WITH or entry.kind in OWED_KINDS]
+        left = [entry for entry in entries if job.migration.state in DONE_WITH or entry.kind in OWED_KINDS]
         # Asked just before each try, as those before it may have taken an hour: whoever has the VM now may count on the change
         # tracking that this job switched on.
         if is_read := await job.in_thread(taken.is_read, self._rooms, job.migration):
@@ -131,23 +126,12 @@ class Tidier:
 
     def _still_wanted(self, migration: Migration) -> bool:
         """Whether the guest of a failed job must be on at its source; not, where a later job has moved it here, by whichever
-        source, or after a day: its owner may want it off by then. Who rolls its member back wants it on. A repair moves
-        nothing. Blocks."""
-        store, ended = self._rooms.store, migration.finished_at
-        if (ended is None or now() - ended > POWER_ON_WITHIN) and not store.is_given_back(migration.id):
+        source, or after a day, unless its member is rolled back. Blocks."""
+        store = self._rooms.store
+        if left_off.is_too_late(migration) and not store.is_given_back(migration.id):
             store.memory.change(migration.id, JobMemory, lambda before: noting(before, left_off=True))
             return False
-        cursor = None
-        while True:
-            documents, cursor = store.documents(limit=100, cursor=cursor)
-            for other in readable(Migration, documents):
-                if other.created_at <= migration.created_at:
-                    return True
-                moves = other.repair is None and other.state not in _DONE_WITH
-                if moves and taken.is_of_same(migration, other):
-                    return False
-            if cursor is None:
-                return True
+        return not left_off.is_moved_since(store, migration)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import pytest
 
 from synvirt.errors import SourceUnreachable
 from synvirt.fleet.model import MEMBER_ENDS, RollBackRequest
-from synvirt.migrations import advance, tidying
+from synvirt.migrations import advance
+from synvirt.migrations.planning import left_off
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
@@ -20,6 +21,7 @@ from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fleet.carrying.night import Night, S, W, plan_of, states, wave, window
 from tests.house import live_plan
+from tests.running.processes import until
 
 
 def test_nothing_is_cut_over_outside_of_its_window(night: Night) -> None:
@@ -232,13 +234,34 @@ def test_a_member_that_is_tried_again_while_its_source_is_off_waits_for_its_wind
     assert night.house.platform.vm("db")["power"] == "on"
 
 
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+@pytest.mark.parametrize("off", ["start"], indirect=True)
+def test_a_source_whose_guest_runs_here_by_now_is_not_powered_on_for_an_earlier_job(
+    away: list[bool], off: tuple[Night, UUID], mode: str
+) -> None:
+    """The first job owes it power, the second has moved it since, and the third, a copy next to it, fails."""
+    night, wave_id = off
+    night.until(wave_id, lambda seen: seen.state is W.FAILED)
+    night.house.hypervisor.fail = None
+    away.clear()
+    night.waves.retry(wave_id, "db")
+    night.until(wave_id, lambda seen: seen.state is W.COMPLETED)
+    powered = list(night.house.platform.vm("db")["powered"])
+    night.house.hypervisor.fail = "start"
+    third = night.house.intake.submit(plan_of("db", mode=mode, target={"name": "again", "identity": "new"}))
+    until(lambda: night.store.get(third.id).ended)
+    assert night.store.get(third.id).state is State.FAILED
+    assert night.house.platform.vm("db")["powered"] == powered
+    assert night.house.platform.vm("db")["power"] == "off"
+
+
 @pytest.mark.parametrize("is_first", [True, False], ids=["asked within the day", "asked after it"])
 @pytest.mark.parametrize("off", ["start"], indirect=True)
 def test_a_source_that_was_off_for_a_day_is_powered_on_for_who_rolls_its_member_back(
     away: list[bool], off: tuple[Night, UUID], monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
     night, wave_id = off
-    monkeypatch.setattr(tidying, "POWER_ON_WITHIN", timedelta(0))
+    monkeypatch.setattr(left_off, "POWER_ON_WITHIN", timedelta(0))
     night.until(wave_id, lambda seen: seen.state is W.FAILED)
     tidier = Tidier(night.house.rooms, host="local")
     if not is_first:
