@@ -245,6 +245,21 @@ def test_a_wave_waits_for_a_required_webhook_and_is_held_when_that_is_given_up(n
     assert done.hooks[0].required is False, "who let it go on knew of it"
 
 
+def test_a_required_webhook_that_is_given_up_while_its_wave_is_held_is_not_waited_for_again(
+    night: HookedNight, receiver: Receiver
+) -> None:
+    night.vms("db")
+    made = night.hooked({"url": receiver.url, "secret": SECRET, "required": True, "events": ["wave_began"]})
+    night.waves.go(made.id)
+    receiver.answers = [503, 503]
+    night.until(made.id, lambda _: len(receiver.got) == 1)
+    night.waves.hold(made.id)
+    night.pauses_are_over(made_at=0)
+    held = night.until(made.id, lambda seen: not seen.hooks[0].required)
+    assert held.state is WaveState.HELD
+    assert (held.reason or "").endswith("127.0.0.1 answers 503. It is not waited for again.")
+
+
 def test_a_webhook_goes_only_where_the_guard_allows(night: HookedNight, receiver: Receiver) -> None:
     made = night.hooked({"url": receiver.url, "secret": SECRET})
     night.waves.go(made.id)

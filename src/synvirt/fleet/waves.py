@@ -431,15 +431,17 @@ def make_changes(
 
 
 def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None = None) -> None:
-    """Holds a running wave until an operator lets it go on. `hook_id`: of a required webhook. The wave does not wait for it
-    again: the operator has seen the reason."""
+    """Holds a running wave until an operator lets it go on. `hook_id`: of a required webhook, of which also a held one says so.
+    The wave does not wait for it again: the operator has seen the reason."""
 
     def held(before: Wave) -> Wave:
         kept = tuple(one.model_copy(update={"required": False}) if one.id == hook_id else one for one in before.hooks)
-        return before.model_copy(update={"state": WaveState.HELD, "reason": reason, "hooks": kept})
+        said = f"{before.reason} " if before.state is WaveState.HELD and before.reason else ""
+        return before.model_copy(update={"state": WaveState.HELD, "reason": f"{said}{reason}", "hooks": kept})
 
     with suppress(Conflict, NotFound):  # it is held already, or has ended
-        rows.change(wave_id, frozenset({WaveState.RUNNING}), held, Wave, wave_event, deliveries=hooks.of_wave)
+        states = frozenset({WaveState.RUNNING}) if hook_id is None else GOING
+        rows.change(wave_id, states, held, Wave, wave_event, deliveries=hooks.of_wave)
 
 
 def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> list[str]:
