@@ -66,6 +66,7 @@ def test_an_operator_leads_a_wave_through_its_night(page: Page, service: Service
     expect(page.locator("#member-db01")).to_contain_text("its disk is full")
     expect(page.locator("#member-db01")).to_contain_text("1 min 15 s")
     expect(page.locator("#job-db01")).to_have_attribute("href", f"/migrations/{job.id}")
+    expect(page.locator("#roll-back-db01")).to_have_count(1)
     expect(page.locator("#member-web01")).to_contain_text("It waits for the canary.")
     look_at(page, "wave")
     page.get_by_role("link", name="Report").click()

@@ -357,7 +357,9 @@ def possible_of_member(wave: Wave, member: Member) -> list[MemberActionName]:
         names.append("skip")
     if wave.state in {*GOING, WaveState.FAILED} and member.state in MEMBER_ENDS - {MemberState.HEALTHY}:
         names.append("retry")
-    if wave.state is not WaveState.DRAFT and member.state in MOVED:
+    # One that has failed may have a guest that runs here, or a source that is off.
+    moved = member.state in MOVED or (member.state is MemberState.FAILED and member.job_id is not None)
+    if wave.state is not WaveState.DRAFT and moved:
         names.append("roll-back")
     return names
 
