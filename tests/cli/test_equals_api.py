@@ -1,6 +1,7 @@
 """The command line can do what the API can: a command for each operation, an option for each of its query parameters."""
 
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -358,3 +359,19 @@ def test_a_screenshot_into_a_file(service: Service, run: Run, tmp_path: Path) ->
     assert run("migrations", "screenshot", str(job.id)[:8], file).exit_code == 0
     assert file.read_bytes() == b"\x89PNG and more"
     assert run("migrations", "screenshot", job.id, file).exit_code == 1, "it is never written over"
+
+
+def test_a_screenshot_that_the_disk_takes_only_half_of_leaves_nothing(service: Service, run: Run, tmp_path: Path) -> None:
+    """Else the next try is refused, as there is a file, and that is no picture."""
+    job = Migration(id=uuid4(), name="web", plan=PLAN, state=State.FAILED, mode_effective=Mode.COLD, created_at=now())
+    service.store.add(job, host="local")
+    service.screenshots[job.id], file = bytes(9 << 20), tmp_path / "screen.png"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, hard))
+    try:
+        done = run("migrations", "screenshot", job.id, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (done.exit_code, "screen.png cannot be written" in done.stderr) == (1, True), done.stderr
+    assert not file.exists()
+    assert run("migrations", "screenshot", job.id, file).exit_code == 0

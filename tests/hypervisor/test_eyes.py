@@ -1,9 +1,15 @@
 """What is seen of a guest whose libvirtd went away in between."""
 
+import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
+from uuid import uuid4
 
-from synvirt.hypervisor import eyes
+import pytest
+
+from synvirt.hypervisor import eyes, libvirt_host
+from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.kvm.connection import load
 
 
@@ -46,3 +52,19 @@ def test_the_state_is_asked_for_once_and_what_it_says_comes_before_the_console(t
     seen = eyes.look(domain, console, at_s=2, resets=0)
     assert seen.trouble == "crashed and stopped"
     assert domain.left == [held_up]
+
+
+def test_a_screen_that_the_disk_takes_only_half_of_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a picture was shown as the picture, and the part that was written stayed on the full disk."""
+    job_id, host = uuid4(), LibvirtHost("qemu:///embed?root=/nowhere", tmp_path)
+    monkeypatch.setattr(host._connection, "use", lambda: None)
+    monkeypatch.setattr(eyes, "screenshot", lambda *_: bytes(64 << 10))
+    monkeypatch.setattr(libvirt_host, "identity_of", lambda _: SimpleNamespace(job_id=str(job_id)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 10, hard))
+    try:
+        assert not host._keep_screenshot(SimpleNamespace(XMLDesc=str))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert host.screenshot(job_id) is None
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

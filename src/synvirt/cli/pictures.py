@@ -12,13 +12,19 @@ if TYPE_CHECKING:
 
 
 def save(options: Options, client: "Client", path: str, file: Path) -> None:
-    """Saves the picture at `path` of the service as `file`, which must not exist yet."""
+    """Saves the picture at `path` of the service as `file`, which must not exist yet. A part of one would be in the way of the
+    next try."""
     import json
 
     picture = client.fetch(path)
     try:
         with file.open("xb") as made:
-            made.write(picture)
+            try:
+                made.write(picture)
+                made.flush()
+            except BaseException:
+                file.unlink(missing_ok=True)
+                raise
     except FileExistsError as error:
         raise Conflict(f"{file} already exists", hint="name another file") from error
     except OSError as error:

@@ -348,7 +348,7 @@ class LibvirtHost:
             job_id = identity_of(domain.XMLDesc()).job_id
             if picture is not None and job_id is not None:
                 self._screens.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._screen(UUID(job_id)).write_bytes(picture)
+                put_private_file(self._screen(UUID(job_id)), picture)
                 return True
         return False
 

@@ -29,7 +29,7 @@ from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import remove_folder
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
-from synvirt.durable import make_open_folder
+from synvirt.durable import make_open_folder, put_private_file
 from synvirt.errors import (
     BootTestFailed,
     DiskWriteFailed,
@@ -181,9 +181,7 @@ class BootTesting:
         with contextlib.suppress(OSError):
             path = self._path(point_id)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(picture)
-            partial.replace(path)
+            put_private_file(path, picture)
             return True
         return False
 
