@@ -62,6 +62,12 @@ class Cluster:
     def remove(self, id_: str) -> None:
         del self.there[id_]
 
+    def forget(self, name: str) -> None:
+        pass
+
+    def read_here(self) -> frozenset[str]:
+        return frozenset({FIRST, SECOND})
+
     def restore(self) -> None:
         self.restored.append("restored")
 

@@ -2,7 +2,7 @@
 
 A container that inherits the cluster's list has none of its own; with its own first entry it no longer inherits. So it gets the
 cluster's entries too, and all hosts that had access keep it. The old list is noted in a file before it is changed, and restored
-when no snapshot of ours is left. A service that was killed in between finds the file.
+when no snapshot is left that this host reads. A service that was killed in between finds the file.
 """
 
 import json
@@ -20,6 +20,7 @@ from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.prism import text
 
 _ONE_HOST: Final = "255.255.255.255"
+_READS: Final = "reads-"
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,19 @@ class AllowList:
         log.info("this host is put on a container's allow-list", container=container, entry=entry, inherited=inherits)
         self._element.change_container({**found, "nfs_whitelist": [*entries, entry], "nfs_whitelist_inherited": False})
 
+    def note(self, snapshot: str) -> None:
+        """Notes that this host reads the snapshot of that name. Durable on return."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        put_private_file(self._folder / f"{_READS}{snapshot}", b"")
+
+    def forget(self, snapshot: str) -> None:
+        """Call it once that snapshot is removed."""
+        (self._folder / f"{_READS}{snapshot}").unlink(missing_ok=True)
+
+    def read_here(self) -> frozenset[str]:
+        """The names of the snapshots that this host reads; by any of its sources, as two of them may be one cluster."""
+        return frozenset(path.name.removeprefix(_READS) for path in self._folder.parent.glob(f"*/{_READS}*"))
+
     def restore(self) -> None:
         """Removes only what we added, as others may have changed the list since."""
         for note in sorted(self._folder.glob("allow-list-*.json")) if self._folder.is_dir() else ():
@@ -59,7 +73,13 @@ class AllowList:
 
     def _without(self, container: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
         entries = [str(one) for one in container.get("nfs_whitelist") or () if str(one) != kept["entry"]]
-        inherited = bool(kept["inherited"]) and sorted(entries) == sorted(kept["entries"])
+        if kept["inherited"]:
+            inherited = sorted(entries) == sorted(kept["entries"])
+        else:
+            # Another host of ours was on the list already, and is not any more: the container inherited before that one came.
+            gone = set(kept["entries"]).difference(entries)
+            ours = bool(gone) and all(one.endswith(f"/{_ONE_HOST}") for one in gone)
+            inherited = ours and sorted(entries) == sorted(self._element.common_allow_list())
         return {**container, "nfs_whitelist": [] if inherited else entries, "nfs_whitelist_inherited": inherited}
 
     def _address(self) -> str:

@@ -52,6 +52,8 @@ class Snapshots:
 
     def take(self, vm: FoundVm, name: str, disks: Collection[str] | None) -> SnapshotRef:
         """Makes the snapshot, or finds the one of that name; with the change ids of these disks (None: all)."""
+        if self._options.extend_allow_list:
+            self._allow_list.note(name)
         found = [one for one in self._named(vm.id) if text(one, "status", "name") == name]
         snapshot_id = text(found[0], "metadata", "uuid") if found else self._made(vm, name)
         files = self._files(self._element.snapshot(snapshot_id), vm.id)
@@ -146,17 +148,17 @@ class Snapshots:
             knock(spec)
 
     def cleanup(self, vm_id: str, name: str) -> None:
-        """Removes the VM's snapshot of that name; after our last one, it restores the allow-lists."""
+        """Removes the VM's snapshot of that name; after the last one that this host reads, it restores the allow-lists."""
         of_vms = self._element.snapshots()
         for one in of_vms:
             if text(one, "status", "name") == name and text(one, "status", "resources", "entity_uuid") == vm_id:
                 self._element.remove(text(one, "metadata", "uuid"))
+        self._allow_list.forget(name)
         # And as it is now: another job may have begun since, and found this host on the list.
-        if not _others(of_vms, name) and not _others(self._element.snapshots(), name):
+        if not self._others(of_vms, name) and not self._others(self._element.snapshots(), name):
             self._allow_list.restore()
 
-
-def _others(of_vms: Iterable[Mapping[str, Any]], name: str) -> bool:
-    """Whether there is a snapshot of ours beside those of that name."""
-    names = (text(one, "status", "name") for one in of_vms)
-    return any(one.startswith("synvirt-") and one != name for one in names)
+    def _others(self, of_vms: Iterable[Mapping[str, Any]], name: str) -> bool:
+        """Whether this host reads a snapshot beside those of that name. Those of other hosts have their own entries."""
+        read_here = self._allow_list.read_here()
+        return any(one in read_here and one != name for one in (text(each, "status", "name") for each in of_vms))

@@ -2,8 +2,15 @@
 
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from synvirt.disks.specs import NfsSpec
+from synvirt.errors import AuthFailed
+from synvirt.live.nutanix import snapshots
+from synvirt.live.nutanix.adapter import PrismApi
 from tests.contracts.live import read
 from tests.fakes.prism.server import Prisms
 from tests.live.nutanix.api.lab import ask, content, machine, opened
@@ -50,13 +57,47 @@ def test_a_list_that_was_put_back_is_not_put_back_twice(by_nfs: Prisms, tmp_path
     state.on_list()
     access = by_nfs.access("element", folder=own, extend_allow_list=True, client_address="127.0.0.1")
     ask(access, lambda adapter: opened(adapter, vm.id))
-    (note,) = own.iterdir()
+    (note,) = own.glob("allow-list-*")
     kept = note.read_bytes()
     ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
     note.write_bytes(kept)
     ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
     assert state.listed("default") == ["127.0.0.7/255.255.255.255"]
     assert list(own.iterdir()) == []
+
+
+@pytest.mark.parametrize("first", ["one", "two"])
+def test_each_of_two_hosts_takes_itself_off_whichever_ends_first(
+    by_nfs: Prisms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """The container inherits again, though the second found it with a list of its own."""
+    vm, state = machine(by_nfs), by_nfs.state
+    state.cluster_list[:] = ["127.0.0.7/255.255.255.255"]
+    addresses = {"one": "127.0.0.1", "two": "127.0.0.2"}
+    asking: list[str] = []
+
+    def knock(_: NfsSpec) -> None:
+        if f"{asking[-1]}/255.255.255.255" not in state.listed("default"):
+            raise AuthFailed("it is not on the list")
+
+    monkeypatch.setattr(snapshots, "knock", knock)
+
+    async def cleaned(adapter: PrismApi) -> None:
+        await adapter.cleanup(vm.id, f"synvirt-{name}-1")
+
+    hosts = {
+        name: by_nfs.access("element", folder=tmp_path / name / "own", extend_allow_list=True, client_address=address)
+        for name, address in addresses.items()
+    }
+    for name, address in addresses.items():
+        asking.append(address)
+        ask(hosts[name], partial(opened, vm_id=vm.id, name=f"synvirt-{name}-1"))
+    assert state.listed("default")[1:] == [f"{address}/255.255.255.255" for address in addresses.values()]
+    for name in (first, *({*hosts} - {first})):
+        ask(hosts[name], cleaned)
+    kept = state.containers["default"]
+    assert (kept["nfs_whitelist"], kept["nfs_whitelist_inherited"]) == ([], True)
+    assert list(tmp_path.glob("*/own/*")) == []
 
 
 def test_a_cluster_that_lets_a_strangers_mount_hang_is_reported_in_time(by_nfs: Prisms) -> None:
