@@ -218,6 +218,22 @@ def test_a_disk_that_is_attached_twice_is_one_disk() -> None:
     assert twice == [("disk-twice:sdc", "Critical")]
 
 
+def test_sectors_that_a_disk_would_not_have_here_are_said() -> None:
+    """Physical sectors are a hint for speed alone."""
+    disk = "<disk type='file' device='disk'><source file='/{0}'/><target dev='{0}' bus='virtio'/>{1}</disk>"
+    sizes = {
+        "vda": "",
+        "vdb": "<blockio logical_block_size='4096' physical_block_size='4096'/>",
+        "vdc": "<blockio logical_block_size='512' physical_block_size='4096'/>",
+        "vdd": "<blockio physical_block_size='4096'/>",
+    }
+    disks = "".join(disk.format(*one) for one in sizes.items())
+    found = manifest(parse(f"<domain><name>n</name><devices>{disks}</devices></domain>"), seen())
+    (sectors,) = [one for one in found.concerns if one.id.startswith("disk-sectors")]
+    assert (sectors.id, sectors.category) == ("disk-sectors:vdb", "Critical")
+    assert "Disk vdb has sectors of 4096 bytes" in sectors.assessment
+
+
 def test_a_guest_that_was_migrated_away_is_not_moved_from_here() -> None:
     found = manifest(parse("<domain><name>n</name><devices/></domain>"), Seen({}, "unknown"))
     assert [(one.id, one.category) for one in found.concerns] == [("elsewhere", "Critical")]

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 from synvirt import xml_document
 from synvirt.errors import Internal
 from synvirt.kvm.foreign_domain import rebuilt
-from synvirt.machines.concerns import left_out, snapshots_present
+from synvirt.machines.concerns import large_sectors, left_out, snapshots_present
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
@@ -21,6 +21,9 @@ AGENT_CHANNEL = "org.qemu.guest_agent.0"
 _UNITS = {"": KIB, "b": 1, "bytes": 1, "KB": 1000, "k": KIB, "KiB": KIB, "MB": 10**6, "M": MIB, "MiB": MIB}
 _UNITS |= {"GB": 10**9, "G": GIB, "GiB": GIB, "TB": 10**12, "T": TIB, "TiB": TIB}
 _BUSES: dict[str, DiskBus] = {"virtio": "virtio", "scsi": "scsi", "sata": "sata", "ide": "ide", "usb": "sata", "sd": "sata"}
+
+# What a disk's sectors are here, and there, unless its domain says otherwise.
+_SECTOR_BYTES: Final = 512
 
 PowerState = Literal["on", "off", "suspended", "unknown"]
 
@@ -334,6 +337,10 @@ def _concerns_of_disk(key: str, disk: Element, seen: Seen) -> Iterator[Concern]:
             assessment=f"libvirt does not say how large disk {key} is",
             remedy="Name the disk in skip_disks, or start the VM and inspect it again.",
         )
+    blocks = disk.find("blockio")
+    sector_bytes = _number(blocks.get("logical_block_size")) if blocks is not None else 0
+    if sector_bytes > _SECTOR_BYTES:
+        yield large_sectors(key, sector_bytes)
     if disk.find("shareable") is not None:
         yield Concern(
             id=f"disk-shared:{key}",
