@@ -266,6 +266,30 @@ def test_no_file_that_the_disk_is_read_from_is_replaced(how: str, raw: Path, tmp
     assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".partial")]
 
 
+def test_a_ledger_replaces_no_file_of_the_disk_nor_its_copy(raw: Path, tmp_path: Path) -> None:
+    image, before = tmp_path / "overlay", Path(shutil.copy(raw, tmp_path / "before.raw"))
+    qemu("qemu-img", "create", "-q", "-f", "qcow2", "-b", raw.name, "-F", "raw", image.name, cwd=tmp_path)
+    (tmp_path / "device").symlink_to("/dev/null")
+    (tmp_path / "link").symlink_to(raw)
+    (tmp_path / "here").symlink_to(tmp_path)
+    target, content = tmp_path / "copy.raw", image.read_bytes()
+    for ledger, message in (
+        (image, f"{image} is the image itself"),
+        (raw, f"{raw} is {raw.name}, a file that the disk is read from"),
+        (tmp_path / "link", f"{tmp_path / 'link'} is {raw.name}, a file that the disk is read from"),
+        (target, f"{target} is the new disk itself"),
+        (tmp_path / "here" / target.name, f"{tmp_path / 'here' / target.name} is the new disk itself"),
+        (tmp_path, f"{tmp_path} is no file"),
+        (tmp_path / "device", f"{tmp_path / 'device'} is no file"),
+    ):
+        done = disk("convert", "--force", "--ledger", ledger, image, target)
+        assert (done.exit_code, message in done.stderr) == (2, True), (ledger, done.stderr)
+        assert not target.exists()
+    assert filecmp.cmp(raw, before, shallow=False)
+    assert image.read_bytes() == content
+    assert disk("convert", "--force", "--ledger", tmp_path / "copy.ledger", image, target).exit_code == 0
+
+
 def test_a_link_that_leads_nowhere_is_said(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "gone").symlink_to("nothing")

@@ -42,13 +42,16 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
     if wanted.ledger is not None and not wanted.force and os.path.lexists(wanted.ledger):
         raise Conflict(f"{wanted.ledger.name} already exists", hint="--force replaces it")
     _refuse_target(image, target)
+    if wanted.ledger is not None:
+        _refuse_ledger(image, target, wanted.ledger)
     with ExitStack() as stack:
         began = time.monotonic()
         with opening() as files:
             reader = open_reader(found.reader)
         stack.callback(reader.close)
-        if target.exists() and (own := files.name_of(target.stat())) is not None:
-            raise BadRequest(f"{target} is {own}, a file that the disk is read from", hint="name another file")
+        for path in filter(None, (target, wanted.ledger)):
+            if path.exists() and (own := files.name_of(path.stat())) is not None:
+                raise BadRequest(f"{path} is {own}, a file that the disk is read from", hint="name another file")
         fresh = not target.is_block_device()  # a device still has its old content; a new file reads as zeros
         writer = stack.enter_context(_writer(target, reader.size, force=wanted.force))
         conversion = _Conversion(found, reader, writer, fresh, target, wanted, quiet, began)
@@ -64,13 +67,26 @@ def _refuse_target(image: Path, target: Path) -> None:
         raise BadRequest(f"{target} is a folder", hint=f"name the file to make: {target / image.with_suffix('.raw').name}")
     if not target.parent.is_dir():
         raise BadRequest(f"there is no folder {target.parent} for {target.name}", hint=did_you_mean_file(target.parent))
-    if target.exists() and target.samefile(image):
-        raise BadRequest(f"{target} is the image itself", hint="name another file")
+    _refuse_image(image, target)
     if (what := promised(target.name)) is not None and not target.is_block_device():
         raise BadRequest(
             f"{target.name} is called {what}, and what is made is a raw disk",
             hint=f"name it {target.with_suffix('.raw').name}; `qemu-img convert` makes an image of another format of that",
         )
+
+
+def _refuse_ledger(image: Path, target: Path, ledger: Path) -> None:
+    """Refuses ledgers that --force does not allow either. BadRequest."""
+    if ledger.exists() and not ledger.is_file():
+        raise BadRequest(f"{ledger} is no file: a ledger does not replace it", hint="name another file")
+    _refuse_image(image, ledger)
+    if os.path.realpath(ledger) == os.path.realpath(target):
+        raise BadRequest(f"{ledger} is the new disk itself", hint="name another file for its ledger")
+
+
+def _refuse_image(image: Path, path: Path) -> None:
+    if path.exists() and path.samefile(image):
+        raise BadRequest(f"{path} is the image itself", hint="name another file")
 
 
 class _Conversion(NamedTuple):
