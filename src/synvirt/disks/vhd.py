@@ -46,6 +46,8 @@ _UNUSED: Final = 0xFFFF_FFFF
 _BLOCK_BYTES_MAX: Final = 1 << 31
 # A path of Windows has at most 32767 characters.
 _LOCATOR_BYTES_MAX: Final = 64 << 10
+# Behind all that an image has there may be its footer, and what aligns that to pages.
+_BEHIND_BYTES: Final = 4096
 _CUT_OFF = "The file is damaged or cut off: compare its size with the original's, and copy it again."
 
 
@@ -58,21 +60,25 @@ class Kind(IntEnum):
 
 
 class Footer(NamedTuple):
-    """The footer's fields, checked. `header_at` is the offset of a dynamic or differencing image's header."""
+    """The footer's fields, checked. `header_at` is the offset of a dynamic or differencing image's header; `copied`: it is the
+    copy at the file's beginning, as the one at its end is missing."""
 
     kind: Kind
     size: int
     header_at: int
     creator: str
     identity: str
+    copied: bool = False
 
 
 class Header(NamedTuple):
-    """The fields of a dynamic or differencing image's header, checked. `parents`: where the parent may be, best first."""
+    """The fields of a dynamic or differencing image's header, checked. `parents`: where the parent may be, best first;
+    `ends_at`: where the image ends if it has no block."""
 
     table_at: int
     blocks: int
     block_bytes: int
+    ends_at: int
     parent_identity: str
     parents: tuple[Reference, ...]
 
@@ -107,10 +113,15 @@ class VhdReader(MappedImage):
 
     def _map(self, header: Header, runs_before: int) -> BlockMap:
         size, block_bytes, ahead = self.footer.size, header.block_bytes, header.bitmap_bytes
+        last = 0
 
         def place_of(entry: int, _block: int) -> int:
             """Every block has a bitmap, so all present ones are partly present."""
-            return PARENT if entry == _UNUSED else partly(entry * _SECTOR + ahead)
+            nonlocal last
+            if entry == _UNUSED:
+                return PARENT
+            last = max(last, entry)
+            return partly(entry * _SECTOR + ahead)
 
         windows = _windows(self._over, header)
         blocks = BlockMap(size, block_bytes, windows, place_of, self._name, stride=0, runs_before=runs_before)
@@ -118,7 +129,19 @@ class VhdReader(MappedImage):
         head = (self.footer.header_at, self.footer.header_at + HEADER_BYTES, "the header")
         taken = [(0, FOOTER_BYTES, "the copy of the footer"), head, table]
         blocks.check_places(self._over.size, taken, ahead=ahead)
+        if self.footer.copied:
+            self._refuse_more(max(header.ends_at, last and last * _SECTOR + ahead + block_bytes))
         return blocks
+
+    def _refuse_more(self, ends_at: int) -> None:
+        """Refuses an image that begins the file and is not all of it. Behind a fixed disk that was cut off no footer shows that
+        its first bytes are the guest's, which may have an image there."""
+        if self._over.size > ends_at + _BEHIND_BYTES:
+            raise MalformedArchive(
+                f"{self._name}: its beginning describes an image that ends at {ends_at}, its end has no footer, and it has "
+                f"{self._over.size} bytes: they may be a fixed or raw disk, on which its guest has that image",
+                hint=_CUT_OFF,
+            )
 
     def _partial(self, run: Run) -> Iterator[Run]:
         """Each block begins with its own bitmap."""
@@ -158,7 +181,7 @@ def _open_parent(root: ImageRoot | None, name: str, header: Header, chain: Chain
 
 
 def read_footer(over: DiskReader, name: str) -> Footer:
-    """The footer at the file's end; or, if that one is damaged, its copy at the beginning, which fixed images lack.
+    """The footer at the file's end; or, if that one is damaged, its copy at the beginning, which fixed images lack (`copied`).
 
     The end comes first: in a fixed image the guest controls the beginning, and may write something like a footer there.
     """
@@ -172,7 +195,7 @@ def read_footer(over: DiskReader, name: str) -> Footer:
         if checksum_is_right(content, FOOTER_CHECKSUM_AT):
             footer = parse_footer(content, name)
             if footer.kind is not Kind.FIXED or footer.size <= at:
-                return footer
+                return footer._replace(copied=at == 0)
             raise MalformedArchive(f"{name}: a fixed disk of {footer.size} bytes, of which the file has {at}", hint=_CUT_OFF)
     if found:
         raise MalformedArchive(f"{name}: the checksum in its footer is wrong", hint=_CUT_OFF)
@@ -231,10 +254,14 @@ def parse_header(content: bytes, footer: Footer, name: str) -> tuple[Header, byt
     blocks = -(-footer.size // block_bytes)
     if blocks > entries:
         raise MalformedArchive(f"{name}: a BAT of {entries} blocks of {block_bytes} bytes cannot map {footer.size} bytes")
+    locators = (_LOCATOR.unpack_from(content, _LOCATORS_AT + number * _LOCATOR.size) for number in range(_LOCATORS))
     header = Header(
         table_at=table_at,
         blocks=blocks,
         block_bytes=block_bytes,
+        ends_at=max(
+            footer.header_at + HEADER_BYTES, table_at + entries * 4, *(at + length for _, _, length, _, at in locators)
+        ),
         parent_identity=guid(parent),
         parents=(),
     )

@@ -35,6 +35,11 @@ def open_vhd(image: Path, root: Path | None = None) -> VhdReader:
     return VhdReader(RawReader(str(image)), root=str(root), name=str(image.relative_to(root)))
 
 
+def open_written(folder: Path, content: bytes) -> VhdReader:
+    (folder / "disk.vhd").write_bytes(content)
+    return open_vhd(folder / "disk.vhd")
+
+
 @cases(50)
 @given(
     size=st.one_of(st.integers(1, 30 * MIB), st.sampled_from([3 * MIB, (6 << 30) + 1])),
@@ -121,6 +126,20 @@ def test_a_damaged_footer_is_read_from_its_copy(tmp_path: Path) -> None:
         reader = open_vhd(tmp_path / "disk.vhd")
         assert_same_disk(reader, tmp_path / "raw")
         reader.close()
+
+
+@pytest.mark.parametrize("guests", [HONEST, replace(HONEST, blocks=(None,) * 4)])
+def test_a_fixed_disk_that_was_cut_off_is_not_the_image_that_its_guest_has_written_there(tmp_path: Path, guests: Vhd) -> None:
+    """The disk of a backup appliance, for example. Its beginning alone is no proof, where its end has no footer."""
+    first = guests.file(0)
+    whole = first + Vhd(MIB, kind=FIXED).file(1)[len(first) :]
+    reader = open_written(tmp_path, whole)
+    assert reader.size == MIB
+    reader.close()
+    for damaged in (whole[:-512], whole[:-20], whole[: -MIB // 2], whole[:-448] + bytes(448)):
+        with pytest.raises(MalformedArchive, match="describes an image that ends at") as refused:
+            open_written(tmp_path, damaged)
+        assert "cut off" in str(refused.value.hint)
 
 
 WRONG: list[tuple[Vhd, type[SynvirtError], str]] = [
