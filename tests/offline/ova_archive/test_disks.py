@@ -146,6 +146,35 @@ def test_a_missing_chunk(files: dict[str, bytes], gone: str, tmp_path: Path) -> 
         inspected(appliances.archive(tmp_path / "a.ova", packed))
 
 
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ((), None),
+        ((3,), "of which 3 are there, all of 2500000 bytes; the disk has 8388608"),
+        ((1, 2, 3), "of which 1 are there, all of 2500000 bytes; the disk has 8388608"),
+        ((1,), "of which 1 are there, all of 2500000 bytes; the disk has 8388608"),
+    ],
+)
+def test_missing_chunks_of_a_raw_disk_whose_size_as_a_file_is_not_said(
+    files: dict[str, bytes], gone: tuple[int, ...], message: str | None, tmp_path: Path
+) -> None:
+    """The last chunk alone may be shorter: behind one that is not, of a raw disk that is too small, another one is missing."""
+    disk, chunk_bytes = appliances.raw_disk(), 2_500_000
+    chunks = chunked(disk, chunk_bytes)
+    packed = with_file_attributes(files, f'ovf:chunkSize="{chunk_bytes}"')
+    raw = b'ovf:format="http://en.wikipedia.org/wiki/Byte"'
+    packed["virtualbox.ovf"] = re.sub(rb'ovf:format="[^"]*"', raw, packed["virtualbox.ovf"])
+    kept = {name: data for number, (name, data) in enumerate(chunks.items()) if number not in gone}
+    path = appliances.archive(tmp_path / "a.ova", {**packed, **kept})
+    if message is None:
+        assert "disk-capacity-differs:vmdisk1" not in concern_ids(inspected(path))
+        assert content(opened(path)) == disk
+        return
+    for read in (inspected, opened):
+        with pytest.raises(MalformedArchive, match=message):
+            read(path)
+
+
 def test_a_chunk_of_another_length(files: dict[str, bytes], tmp_path: Path) -> None:
     chunks = chunked(files["disk1.vmdk"], 65536)
     chunks["disk1.vmdk.000000001"] = chunks["disk1.vmdk.000000001"][:-1]

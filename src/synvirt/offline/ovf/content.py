@@ -96,6 +96,21 @@ def _chunks(file: FileReference, find: Find) -> tuple[FileRange, ...]:
     return tuple(found)
 
 
+def refuse_missing_chunk(disk: Declared, content: Content) -> None:
+    """MalformedArchive, where a raw disk is too small and its last chunk could have a next one: images of other formats know
+    their own ends, a raw disk has its description's size alone. The last chunk may be shorter than the others, but need not."""
+    file = disk.source.file
+    if file is None or not file.chunk_bytes or not content.measurable or not disk.capacity_bytes:
+        return
+    size = sum(part.length for part in content.parts)
+    if size < disk.capacity_bytes and content.parts[-1].length == file.chunk_bytes:
+        raise MalformedArchive(
+            f"{file.href} is cut into chunks, of which {len(content.parts)} are there, all of {file.chunk_bytes} bytes; the "
+            f"disk has {disk.capacity_bytes}",
+            hint="The package is incomplete: copy all of its files.",
+        )
+
+
 def _inflated_head(parts: Sequence[FileRange], root: Root) -> bytes:
     try:
         return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(files.head_of(parts[0], root), _HEAD_BYTES)

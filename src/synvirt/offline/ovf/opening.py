@@ -10,13 +10,13 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from synvirt.disks.roots import Root, raw_spec
-from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
+from synvirt.disks.specs import ChecksumSpec, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.nearest import in_short
 from synvirt.offline import OpenedDisk, files
 from synvirt.offline.files import FileRange
 from synvirt.offline.ovf import disks, manifest_file
-from synvirt.offline.ovf.content import Content, content_of
+from synvirt.offline.ovf.content import Content, content_of, refuse_missing_chunk
 from synvirt.offline.ovf.disks import Declared, FileReference
 from synvirt.offline.ovf.manifest_file import MANIFEST_MAX_BYTES, Digest
 from synvirt.xml_document import DOCUMENT_MAX_BYTES
@@ -91,6 +91,12 @@ class Opened:
 
     def spec(self, disk: Declared, content: Content) -> ReaderSpec:
         """How the disk in that content is read. UnsupportedFormat, MalformedArchive."""
+        spec = self._spec(disk, content)
+        if not isinstance(spec, ImageSpec):
+            refuse_missing_chunk(disk, content)
+        return spec
+
+    def _spec(self, disk: Declared, content: Content) -> ReaderSpec:
         declared = disk.source.format
         if isinstance(content.spec, RawSpec):
             inner_root = self.package.inner_root
