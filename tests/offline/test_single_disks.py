@@ -84,6 +84,7 @@ def test_a_disk_with_other_sectors_than_disks_have_here_is_said_to_be_unreadable
         path = tmp_path / f"{sector_bytes}.vhdx"
         vhdx_images.write(vhdx_images.Vhdx(appliances.DISK_BYTES, sector_bytes=sector_bytes), path)
         assert ("disk-sectors:disk0" in concern_ids(inspected(path))) == (sector_bytes == 4096)
+        assert inspected(path).disks[0].sector_bytes == sector_bytes
     (found,) = (one for one in inspected(path).concerns if one.id == "disk-sectors:disk0")
     assert found.category == "Critical"
     assert found.assessment.startswith("Disk disk0 has sectors of 4096 bytes.")

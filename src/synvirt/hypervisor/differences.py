@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 
 from synvirt.hypervisor.hardware import (
     LEAST_MEMORY_BYTES,
+    SECTOR_BYTES,
     bus_now,
     bus_of,
     card,
+    large_sectors,
     macs,
     memory_bytes,
     processors,
@@ -89,6 +91,9 @@ def _disks(machine: Machine, manifest: VmManifest) -> Iterator[Difference]:
         if bus != disk.bus:
             why = why_bus(machine) if bus == bus_now(machine) else "an IDE controller has room for four disks"
             yield _difference(f"bus of disk {disk.key}", f"{disk.bus} {disk.controller}".strip(), bus, why)
+        if disk.sector_bytes != SECTOR_BYTES and large_sectors(disk, bus) is None:
+            why = f"a disk on {bus} has no others: the guest finds nothing on it"
+            yield _difference(f"sectors of disk {disk.key}", f"{disk.sector_bytes} bytes", f"{SECTOR_BYTES} bytes", why)
 
 
 def _cards(machine: Machine, manifest: VmManifest, network: Network) -> Iterator[Difference]:

@@ -21,6 +21,7 @@ from synvirt.hypervisor.hardware import (
     bus_of,
     card,
     digest_of,
+    large_sectors,
     macs,
     memory_bytes,
     processors,
@@ -199,6 +200,8 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
                 _beneath(element, volume.over)
         its_bus = bus_of(number, bus)
         ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + letters(number), bus=its_bus)
+        if (sectors := large_sectors(disk, its_bus)) is not None:
+            ET.SubElement(element, "blockio", logical_block_size=sectors, physical_block_size=sectors)
         _text(element, "serial", digest_of(machine.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:

@@ -32,22 +32,27 @@ _NO_UUIDS = frozenset({UUID(int=0), UUID(int=(1 << 128) - 1)})
 @dataclass(frozen=True, slots=True)
 class Bus:
     """`prefix`: of its disks' names in libvirt; `card`: the network card of a guest that boots from it; `needs`: what a guest
-    needs for it. q35 has no IDE, so that bus comes with the older chipset, i440fx, which libvirt calls pc."""
+    needs for it; `any_sectors`: whether its disks can have sectors of another size than 512 bytes. q35 has no IDE, so that bus
+    comes with the older chipset, i440fx, which libvirt calls pc."""
 
     prefix: str
     card: str
     needs: str
     chipset: Chipset = "q35"
     controller: str | None = None
+    any_sectors: bool = False
 
 
 BUSES: dict[DiskBus, Bus] = {
-    "virtio": Bus("vd", "virtio", "the fastest; the guest has its drivers"),
-    "scsi": Bus("sd", "virtio", "virtio-scsi needs the guest's virtio drivers too", controller="virtio-scsi"),
+    "virtio": Bus("vd", "virtio", "the fastest; the guest has its drivers", any_sectors=True),
+    "scsi": Bus("sd", "virtio", "virtio-scsi needs the guest's virtio drivers too", controller="virtio-scsi", any_sectors=True),
     "sata": Bus("sd", "e1000e", "every system since 2008 has a driver for it"),
     "ide": Bus("hd", "e1000", "even the oldest systems have a driver for it", chipset="pc"),
 }
 LADDER: tuple[DiskBus, ...] = tuple(BUSES)
+SECTOR_BYTES = 512
+# Sectors that a disk can have by some buses, besides those of 512 bytes.
+_LARGE_SECTORS = frozenset({1024, 2048, 4096, 8192, 16384, 32768})
 # What a guest whose family is not known should be able to boot from, best guess first.
 LADDER_OF_UNKNOWN: tuple[DiskBus, ...] = ("sata", "virtio", "scsi", "ide")
 # One controller, two channels, a master and a slave on each: what does not fit goes to SATA.
@@ -103,6 +108,10 @@ def ladder(machine: Machine) -> tuple[DiskBus, ...]:
         boot = _boot_disk(manifest)
         known = boot.bus if boot is not None and boot.bus in ("virtio", "sata", "ide") else "sata"
         rungs = (known, *(bus for bus in LADDER_OF_UNKNOWN if bus != known))
+    if wanted not in BUSES and any(
+        disk.sector_bytes in _LARGE_SECTORS for disk in manifest.disks if disk.key not in machine.skipped
+    ):
+        rungs = tuple(bus for bus in LADDER if BUSES[bus].any_sectors)
     if manifest.firmware == "uefi":
         rungs = tuple(bus for bus in rungs if bus != "ide") or ("sata",)
     return rungs
@@ -116,6 +125,11 @@ def bus_now(machine: Machine) -> DiskBus:
 def bus_of(number: int, bus: DiskBus) -> DiskBus:
     """The bus of the domain's disk of that number, counted from 0."""
     return "sata" if bus == "ide" and number >= IDE_DISKS_MAX else bus
+
+
+def large_sectors(disk: Disk, bus: DiskBus) -> str | None:
+    """The size of the disk's sectors here, on that bus, where it is not 512 bytes."""
+    return str(disk.sector_bytes) if disk.sector_bytes in _LARGE_SECTORS and BUSES[bus].any_sectors else None
 
 
 def why_bus(machine: Machine) -> str:

@@ -121,10 +121,11 @@ def large_sectors(key: str, sector_bytes: int) -> Concern:
         id=f"disk-sectors:{key}",
         category="Critical",
         label="Sectors of another size",
-        assessment=f"Disk {key} has sectors of {sector_bytes} bytes. Here a disk has sectors of 512, by which the guest finds "
-        "neither its partitions nor its files; Windows may offer to format it.",
-        remedy="At the source, copy what is on it to a disk with sectors of 512 bytes. Or waive this with target.start false, "
-        "and before the first start give the disk its sectors in the domain (blockio logical_block_size), by virtio or SCSI.",
+        assessment=f"Disk {key} has sectors of {sector_bytes} bytes. Here it has them by virtio and SCSI alone, for which the "
+        "guest needs virtio drivers. By SATA and IDE it has sectors of 512, by which the guest finds neither its partitions "
+        "nor its files; Windows may offer to format it.",
+        remedy="Waive this for a guest that has virtio drivers, as Linux has, with no target.disk_bus of sata or ide. Or, at "
+        "the source, copy what is on the disk to one with sectors of 512 bytes.",
     )
 
 

@@ -40,6 +40,8 @@ class Disk(Model):
     unit: int = 0
     boot_order: int | None = None
     source_path: str = ""
+    # The size of its sectors for the guest, by which that finds its partitions.
+    sector_bytes: int = 512
     cbt_enabled: bool = False
     # Why its changes cannot be tracked or read. None: they can.
     cbt_reason: str | None = None

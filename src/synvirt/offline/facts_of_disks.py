@@ -71,7 +71,7 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
         found.append(concerns.unversioned(disk.key))
     if disk.capacity_bytes and abs(size - disk.capacity_bytes) > _CAPACITY_SLACK_BYTES:
         found.append(concerns.capacity_differs(disk.key, disk.capacity_bytes, size))
-    known = {"format": format_name(spec), "capacity_bytes": size, "used_bytes": used}
+    known = {"format": format_name(spec), "capacity_bytes": size, "used_bytes": used, "sector_bytes": sectors}
     return Measured(disk.model_copy(update=known), layout, tuple(found))
 
 

@@ -151,6 +151,7 @@ def test_what_cannot_be_read_or_tracked_is_said_of_its_disk(hyperv: FakeHost) ->
     found = concerns(manifest)
     assert found["disk-sectors:scsi0:0"] == "Critical"
     assert "disk-sectors:scsi0:2" not in found
+    assert [disk.sector_bytes for disk in manifest.disks] == [4096, 512, 512]
     assert (found["disk-physical:scsi0:1"], found["disk-shared:scsi0:2"]) == ("Critical", "Critical")
     assert manifest.disks[0].cbt_reason is None
     assert manifest.cbt_reason_without({"scsi0:1", "scsi0:2"}) is None

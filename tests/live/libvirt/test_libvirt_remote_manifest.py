@@ -231,6 +231,7 @@ def test_sectors_that_a_disk_would_not_have_here_are_said() -> None:
     found = manifest(parse(f"<domain><name>n</name><devices>{disks}</devices></domain>"), seen())
     (sectors,) = [one for one in found.concerns if one.id.startswith("disk-sectors")]
     assert (sectors.id, sectors.category) == ("disk-sectors:vdb", "Critical")
+    assert [disk.sector_bytes for disk in found.disks] == [512, 4096, 512, 512]
     assert "Disk vdb has sectors of 4096 bytes" in sectors.assessment
 
 

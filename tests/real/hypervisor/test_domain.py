@@ -1,13 +1,16 @@
 """Domains as libvirt and QEMU take them: the golden documents, and as many disks as anybody has."""
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 from xml.etree import ElementTree as ET
 
+import libvirt_qemu
 import pytest
 
 from synvirt.hypervisor import Volume
@@ -66,6 +69,33 @@ def test_qemu_starts_with_as_many_disks_as_anybody_has(host: LibvirtHost, tmp_pa
     models = {one.get("model") for one in found.findall("devices/controller[@type='scsi']")}
     assert models == ({"virtio-scsi"} if bus == "scsi" else set()), "each by the driver that the guest has"
     host.undefine(UUID(domain.uuid), migration.id)
+
+
+def _asked(domain: Any, command: str, **arguments: str) -> Any:
+    """QEMU's answer."""
+    return json.loads(libvirt_qemu.qemuMonitorCommand(domain, json.dumps({"execute": command, "arguments": arguments}), 0))[
+        "return"
+    ]
+
+
+@pytest.mark.parametrize("bus", ["virtio", "scsi"])
+@pytest.mark.parametrize("size", [MIB, MIB + 512])
+def test_qemu_gives_a_disk_the_sectors_that_its_guest_knows(host: LibvirtHost, tmp_path: Path, bus: str, size: int) -> None:
+    (path := tmp_path / "disk.raw").write_bytes(bytes(size))
+    disk = Disk(key="one", label="x", capacity_bytes=size, sector_bytes=4096)
+    migration = job(VmManifest(vm_id="x", name="large sectors", disks=(disk,), memory_bytes=64 * MIB), disk_bus=bus)
+    domain = host.domain_xml(machine_of(migration), [Volume("one", str(path), "file")])
+    host.define(domain)
+    try:
+        started = host._find("lookupByUUIDString", domain.uuid)
+        assert started is not None
+        started.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
+        (device,) = _asked(started, "query-block")
+        path_in_qemu = device["qdev"].removesuffix("/virtio-backend")
+        for name in ("logical_block_size", "physical_block_size"):
+            assert _asked(started, "qom-get", path=path_in_qemu, property=name) == 4096
+    finally:
+        host.undefine(UUID(domain.uuid), migration.id)
 
 
 @pytest.mark.timeout(120)

@@ -15,7 +15,7 @@ VSS: Final = "5CED1297-4598-4915-A5FC-AD21BB4D02A4"
 CHECKPOINTS_DISABLED: Final = 2
 SAVED_STATES: Final = frozenset({6, 9, 32773, 32776, 32779, 32780, 32783, 32788, 32789, 32792, 32793, 32795, 32796})
 _PMEM: Final = 2
-# What a disk's sectors are here.
+# What a disk's sectors are, unless its file says otherwise.
 _SECTOR_BYTES: Final = 512
 _ACCESS, _TRUNK, _PRIVATE = 1, 2, 3
 # Not all versions have VMReplicationMode; a state other than Disabled means that there is replication.
@@ -111,6 +111,11 @@ def _of_nics(found: Mapping[str, Any]) -> Iterator[Concern]:
         )  # fmt: skip
 
 
+def sector_bytes(drive: Mapping[str, Any]) -> int:
+    """The size of the disk's sectors for its guest."""
+    return max(int(drive["chain"][0].get("sector") or 0) if drive["chain"] else 0, _SECTOR_BYTES)
+
+
 def of_disk(key: str, drive: Mapping[str, Any]) -> Iterator[Concern]:
     """The concerns of one disk. `drive`: its part of the answer of inspect.ps1."""
     if drive["physical"]:
@@ -126,9 +131,8 @@ def of_disk(key: str, drive: Mapping[str, Any]) -> Iterator[Concern]:
             "reach the copy.",
             "Shut the guest cluster down and move it together, or skip the disk.",
         )  # fmt: skip
-    sector_bytes = int(drive["chain"][0].get("sector") or 0) if drive["chain"] else 0
-    if sector_bytes > _SECTOR_BYTES:
-        yield shared.large_sectors(key, sector_bytes)
+    if (size := sector_bytes(drive)) != _SECTOR_BYTES:
+        yield shared.large_sectors(key, size)
     if int(drive["bus"]) == _PMEM:
         yield _warning(
             f"disk-pmem:{key}", "Persistent memory",

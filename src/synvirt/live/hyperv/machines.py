@@ -146,6 +146,7 @@ def _disks(found: Mapping[str, Any]) -> tuple[Disk, ...]:
             unit=int(drive["location"]),
             boot_order=order.index(key) + 1 if key in order else None,
             source_path=str(drive["path"] or ""),
+            sector_bytes=concerns.sector_bytes(drive),
             # Hyper-V tracks by itself, from the first reference point on.
             cbt_enabled=why is None and of_all is None,
             cbt_reason=of_all or (f"{key} {why}" if why else None),

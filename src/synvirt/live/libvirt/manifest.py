@@ -22,7 +22,7 @@ _UNITS = {"": KIB, "b": 1, "bytes": 1, "KB": 1000, "k": KIB, "KiB": KIB, "MB": 1
 _UNITS |= {"GB": 10**9, "G": GIB, "GiB": GIB, "TB": 10**12, "T": TIB, "TiB": TIB}
 _BUSES: dict[str, DiskBus] = {"virtio": "virtio", "scsi": "scsi", "sata": "sata", "ide": "ide", "usb": "sata", "sd": "sata"}
 
-# What a disk's sectors are here, and there, unless its domain says otherwise.
+# What a disk's sectors are, unless its domain says otherwise.
 _SECTOR_BYTES: Final = 512
 
 PowerState = Literal["on", "off", "suspended", "unknown"]
@@ -195,9 +195,15 @@ def _disks(domain: Element, seen: Seen, of_all: list[str], of_disks: dict[str, s
             unit=_number(address.get("unit")) if address is not None else 0,
             boot_order=order or None,
             source_path=path_of(disk),
+            sector_bytes=_sector_bytes(disk),
             cbt_enabled=key in seen.tracked,
             cbt_reason="; ".join([*of_all, *([of_disks[key]] if key in of_disks else [])]) or None,
         )
+
+
+def _sector_bytes(disk: Element) -> int:
+    blocks = disk.find("blockio")
+    return max(_number(blocks.get("logical_block_size")), _SECTOR_BYTES) if blocks is not None else _SECTOR_BYTES
 
 
 def path_of(disk: Element) -> str:
@@ -337,9 +343,7 @@ def _concerns_of_disk(key: str, disk: Element, seen: Seen) -> Iterator[Concern]:
             assessment=f"libvirt does not say how large disk {key} is",
             remedy="Name the disk in skip_disks, or start the VM and inspect it again.",
         )
-    blocks = disk.find("blockio")
-    sector_bytes = _number(blocks.get("logical_block_size")) if blocks is not None else 0
-    if sector_bytes > _SECTOR_BYTES:
+    if (sector_bytes := _sector_bytes(disk)) > _SECTOR_BYTES:
         yield large_sectors(key, sector_bytes)
     if disk.find("shareable") is not None:
         yield Concern(
