@@ -131,6 +131,8 @@ class InPlace:
         with translated(Internal, f"the hypervisor does not say what {point.vm_name} is called"):
             its_own = RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString()))
         self._check_same(point, request, places)
+        if definition is not None:
+            present.check_addresses(self._restore_host, look_up(), definition)
         restored.commit(definition)
         under_way.note(domain=its_own)  # a cancel that came meanwhile came too late: the guest has all of it
 
@@ -196,6 +198,7 @@ class InPlace:
                 if target not in places
             ),
         ]
+        present.check_addresses(self._restore_host, domain, then.xml)
         self._ledger.record(run_id, "defined", before)
         with translated(HostLacks, "libvirt does not accept the domain as it was", lambda _: "restore to a new domain"):
             present.define(self._restore_host, then.xml)

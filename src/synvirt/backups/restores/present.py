@@ -10,8 +10,9 @@ from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.disks.raw.zvols import device_of, zvol_name
-from synvirt.errors import BackupConflict, Internal, SourceRunning, SourceUnsupported
+from synvirt.errors import BackupConflict, Conflict, Internal, SourceRunning, SourceUnsupported
 from synvirt.kvm.connection import load, translated
+from synvirt.kvm.identity import Identity, identity_of
 
 
 def runs(domain: Any) -> bool:
@@ -59,6 +60,19 @@ def disks_of(now: Rewritten) -> Iterator[tuple[str, Place]]:
 def define(restore_host: RestoreHost, xml: str) -> None:
     """libvirtError, where libvirt does not accept the definition."""
     restore_host.connection.use().defineXML(xml)
+
+
+def check_addresses(restore_host: RestoreHost, domain: Any, then: str) -> None:
+    """Checks that no other guest, nor this host, has a MAC address that the guest would get back. BackupConflict."""
+    with translated(Internal, "the hypervisor does not say how the guest is defined"):
+        now = identity_of(xml_of(domain))
+    try:
+        restore_host.hypervisor.check_free(Identity(name="", macs=identity_of(then).macs - now.macs))
+    except Conflict as error:
+        raise BackupConflict(
+            error.detail,
+            hint="restore to a new domain, which gets addresses of its own; or give that card or domain another address",
+        ) from error
 
 
 def check_place(target: str, place: Place, size: int) -> None:
