@@ -135,13 +135,22 @@ def test_a_volume_goes_back_unless_that_takes_what_others_did(
     assert commands == [*([] if runs else ["rollback"]), *gone]
 
 
-def test_libvirt_forgets_checkpoints_and_keeps_its_hands_off_the_new_disks() -> None:
+@pytest.mark.parametrize("runs", [False, True])
+def test_checkpoints_go_also_those_of_a_guest_that_was_started_on_its_new_disks(runs: bool) -> None:
+    """libvirt itself removes the bitmaps of a guest that runs."""
     libvirt = need_libvirt()
-    deleted: list[int] = []
+    deleted: list[tuple[str, int]] = []
+
+    def checkpoint(name: str) -> Any:
+        return SimpleNamespace(getName=lambda: name, delete=lambda flags: deleted.append((name, flags)))
+
     guest: Any = Guest(XML)
-    guest.listAllCheckpoints = lambda _: [SimpleNamespace(delete=deleted.append)] * 2
+    guest.runs_at = range(1, 100) if runs else range(0)
+    guest.listAllCheckpoints = lambda _: [checkpoint("first"), checkpoint("second")]
+    guest.checkpointLookupByName = checkpoint
     in_place.undo(host_of(guest))[CHECKPOINTS](RUN, "x")
-    assert deleted == [libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY] * 2
+    flags = 0 if runs else libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY
+    assert deleted == [("first", flags), ("second", flags)]
     in_place.undo(host_of(None))[CHECKPOINTS](RUN, "x")
 
 

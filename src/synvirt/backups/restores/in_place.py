@@ -34,6 +34,7 @@ from synvirt.backups.restores import new_domain, present
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_writer
+from synvirt.backups.sources.bitmap import delete_checkpoint
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
@@ -51,7 +52,7 @@ from synvirt.errors import (
 )
 from synvirt.jobs.ledger import SWEEP_AWAY_S, Ledger, Order, Undo
 from synvirt.jobs.orders import DiskOrder
-from synvirt.kvm.connection import load, translated
+from synvirt.kvm.connection import translated
 from synvirt.repository.manifest import Manifest
 from synvirt.repository.specs import PointSpec, RepositorySpec
 from synvirt.store.ledger import LedgerEntry
@@ -462,11 +463,11 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
             present.define(restore_host, xml)
 
     def checkpoints(run_id: UUID, vm_id: str) -> None:
-        """libvirt's records of them: the bitmaps themselves were in the old disks."""
-        domain, libvirt = restore_host.domain("lookupByUUIDString", vm_id), load()
+        """Nothing counts from them any more. Their bitmaps are in the disks that were not restored, too."""
+        domain = restore_host.domain("lookupByUUIDString", vm_id)
         with translated(Internal, "the guest's checkpoints cannot be forgotten"):
             for one in [] if domain is None else domain.listAllCheckpoints(0):
-                one.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+                delete_checkpoint(domain, str(one.getName()))
 
     undos: dict[str, Undo] = {
         "staged": staged,

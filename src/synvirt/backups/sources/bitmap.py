@@ -22,7 +22,7 @@ from synvirt.cage.launch import image_tool
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
 from synvirt.kvm import qemu_user
-from synvirt.kvm.connection import Connection, find_domain, load, translated
+from synvirt.kvm.connection import Connection, find_domain, translated
 from synvirt.kvm.qemu_user import embedded_root
 from synvirt.live.libvirt import backup as jobs
 from synvirt.live.libvirt import scratch
@@ -156,24 +156,8 @@ class ByJob:
         if domain is None:
             return
         with translated(Internal, f"the checkpoint {made.name} cannot be deleted"):
-            if not jobs.has_checkpoint(domain, made.name):
-                return
-            if domain.isActive():
-                jobs.delete(domain, made.name)
-            else:
-                self._delete_of_shut_off(domain, made.name)
-
-    def _delete_of_shut_off(self, domain: Any, name: str) -> None:
-        """libvirt deletes bitmaps only of running guests; the images of this one are not open."""
-        libvirt = load()
-        for _, disk in data_disks(_described(domain)):
-            source = disk.find("source")
-            path = None if source is None else source.get("file") or source.get("dev")
-            if path is not None and disk_format(disk) == "qcow2":
-                with contextlib.suppress(ProgramFailed):  # it has none of that name
-                    remove = ["qemu-img", "bitmap", "--remove", "-f", "qcow2", path, name]
-                    run(image_tool(remove, writes=[path]), timeout_s=QEMU_IMG_TIMEOUT_S, name="qemu-img")
-        domain.checkpointLookupByName(name).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+            if jobs.has_checkpoint(domain, made.name):
+                delete_checkpoint(domain, made.name)
 
     def _domain(self, made: Made) -> Any | None:
         """None, if it is gone: nothing of ours is left then."""
@@ -184,6 +168,22 @@ class ByJob:
         with translated(Internal, f"the backup job {made.name} does not end"):
             if domain is not None and domain.isActive():
                 jobs.end(domain, lambda name: name == made.name)
+
+
+def delete_checkpoint(domain: Any, name: str) -> None:
+    """Deletes a checkpoint, and its bitmaps in those of the domain's images that have one. libvirtError."""
+    if domain.isActive():
+        jobs.delete(domain, name)
+        return
+    # libvirt deletes bitmaps only of running guests; the images of this one are not open.
+    for _, disk in data_disks(_described(domain)):
+        source = disk.find("source")
+        path = None if source is None else source.get("file") or source.get("dev")
+        if path is not None and disk_format(disk) == "qcow2":
+            with contextlib.suppress(ProgramFailed):  # it has none of that name
+                remove = ["qemu-img", "bitmap", "--remove", "-f", "qcow2", path, name]
+                run(image_tool(remove, writes=[path]), timeout_s=QEMU_IMG_TIMEOUT_S, name="qemu-img")
+    jobs.forget(domain, name)
 
 
 def _described(domain: Any) -> Any:

@@ -1,0 +1,63 @@
+"""Restores in place of a guest with checkpoints on real libvirt: what is left of them in images that were not restored."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.live.libvirt.manifest import data_disks, parse
+from tests.needs import need
+from tests.real.backups.restores import Room
+
+XML = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>
+<disk type='file'><driver name='qemu' type='qcow2'/><source file='{folder}/vda.qcow2'/><target dev='vda'/></disk>
+<disk type='file'><driver name='qemu' type='qcow2'/><source file='{folder}/vdb.qcow2'/><target dev='vdb'/></disk>
+</devices></domain>"""
+CHECKPOINT = """<domaincheckpoint><name>{name}</name><disks><disk name='vda' checkpoint='bitmap'/>
+<disk name='vdb' checkpoint='bitmap'/></disks></domaincheckpoint>"""
+CLOSED = 1  # VIR_DOMAIN_DESTROY_GRACEFUL: QEMU closes its images
+
+
+@pytest.fixture
+def room(host: LibvirtHost, data_dir: Path, tmp_path: Path) -> Iterator[Room]:
+    made = Room(host, data_dir, tmp_path)
+    yield made
+    made.close()
+
+
+def bitmaps(image: Path) -> list[str]:
+    told = json.loads(
+        subprocess.run(["qemu-img", "info", "-U", "--output=json", image], check=True, capture_output=True).stdout
+    )
+    return [one["name"] for one in told["format-specific"]["data"].get("bitmaps", [])]
+
+
+@pytest.mark.parametrize("disks", [("vda",), ()], ids=["one disk", "all disks"])
+def test_checkpoints_go_with_their_bitmaps_in_the_disks_that_are_not_restored(room: Room, disks: tuple[str, ...]) -> None:
+    """Nobody would know of them, and each costs the guest time with every write."""
+    folder, uuid, name = room.folder / "images", uuid4(), f"checkpoints-{uuid4().hex[:8]}"
+    then = folder / "then.raw"
+    then.write_bytes(b"then".ljust(1 << 20, b"x"))
+    for target in ("vda", "vdb"):
+        convert = [need("qemu-img", "qemu-utils"), "convert", "-f", "raw", "-O", "qcow2"]
+        subprocess.run([*convert, then, folder / f"{target}.qcow2"], check=True)
+    domain = room.connection.use().defineXML(XML.format(name=name, uuid=uuid, folder=folder))
+    point = room.point(domain.XMLDesc(0), {"vda": then, "vdb": then}, vm_id=uuid, vm_name=name)
+    domain.create()
+    for number in (1, 2):
+        domain.checkpointCreateXML(CHECKPOINT.format(name=f"synvirt-abc-{number}"), 0)
+    domain.destroyFlags(CLOSED)
+    paths = {target: folder / f"{target}.qcow2" for target, _ in data_disks(parse(domain.XMLDesc(0)))}
+    both = ["synvirt-abc-1", "synvirt-abc-2"]
+    assert {target: sorted(bitmaps(path)) for target, path in paths.items()} == {"vda": both, "vdb": both}
+    run = room.restored(point, target="in_place", disks=disks)
+    assert (run.status, run.error) == ("completed", None)
+    domain = room.connection.use().lookupByUUIDString(str(uuid))
+    assert domain.listAllCheckpoints(0) == []
+    assert {target: bitmaps(path) for target, path in paths.items()} == {"vda": [], "vdb": []}
+    domain.create()  # it starts with what it has now
