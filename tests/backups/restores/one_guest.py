@@ -12,7 +12,7 @@ from defusedxml import ElementTree
 
 from synvirt.backups.model import BackupRun, RestoreRequest
 from synvirt.backups.restores.host import RestoreHost
-from synvirt.errors import SourceRunning
+from synvirt.errors import HypervisorAway, SourceRunning
 from tests.backups.house import House
 from tests.fakes.backups import backups_of
 from tests.fakes.hypervisor import FakeHypervisor
@@ -27,7 +27,7 @@ class Guest:
 
     def __init__(self, xml: str) -> None:
         self.xml, self.looks, self.runs_at = xml, 0, range(0)
-        self.is_saved, self.snapshots = False, 0
+        self.is_saved, self.snapshots, self.away = False, 0, 0
 
     def isActive(self) -> bool:  # noqa: N802 - libvirt's names
         self.looks += 1
@@ -53,11 +53,14 @@ class Guest:
 
 
 class Host(RestoreHost):
-    """It has one guest."""
+    """It has one guest. `guest.away`: how many look-ups find no libvirtd."""
 
     guest: Guest
 
     def domain(self, lookup: str, key: str) -> Any:
+        if self.guest.away:
+            self.guest.away -= 1
+            raise HypervisorAway("client socket is closed")
         return self.guest
 
 

@@ -1,15 +1,22 @@
 """Restores in place of a guest in memory: what others have, or do, while they are under way."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from synvirt.backups import runs
 from synvirt.backups.model import Status
+from synvirt.backups.restores import in_place
+from synvirt.backups.restores.in_place import Swap
+from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain
+from synvirt.store.store import StoreAway
 from tests.backups.restores.one_guest import NOW, THEN, OneGuest
 from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.fakes.restoring import XML
@@ -56,3 +63,71 @@ def test_a_guest_gets_no_address_back_that_another_one_has_now(
         assert "52:54:00:00:00:01" in run.error.message
         assert (house.disk.read_bytes() == NOW, house.guest.xml) == (True, before)
         assert (copied, rows_left(house.store)) == (["vda"] if moment == "during" else [], [])
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneGuest]:
+    """With another disk than in its point; it waits for nothing long."""
+    need_libvirt()
+    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.02,))
+    monkeypatch.setattr("synvirt.jobs.ledger.LOOK_AGAIN_S", 0.02)
+    with closing(OneGuest(tmp_path)) as made:
+        made.image("web", NOW)
+        yield made
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The disks that were copied."""
+    copy, found = Copying.copy, list[str]()
+
+    def copying_it(copying: Copying, order: DiskOrder) -> None:
+        found.append(order.key)
+        copy(copying, order)
+
+    monkeypatch.setattr(Copying, "copy", copying_it)
+    return found
+
+
+@pytest.mark.parametrize("disks", [(), ("vda",)])
+@pytest.mark.parametrize("looks", [1, 5])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_libvirtd_that_goes_away_when_the_disk_is_replaced_lets_it_be_finished(
+    house: OneGuest, copied: list[str], monkeypatch: pytest.MonkeyPatch, looks: int, disks: tuple[str, ...], is_cancelled: bool
+) -> None:
+    """It is not copied again, and a cancel is too late."""
+    swap = in_place._swap
+
+    def away(one: Swap) -> None:
+        swap(one)
+        house.guest.away = looks
+        (run,) = house.backups.runs.not_ended()
+        if is_cancelled:
+            house.backups.runs.cancel(run.id)
+
+    monkeypatch.setattr(in_place, "_swap", away)
+    run = house.restored(*disks)
+    assert run is not None
+    assert (run.status, run.error, run.domain and run.domain.name) == (Status.COMPLETED, None, "web")
+    assert (copied, house.disk.read_bytes() == THEN, house.guest.away) == (["vda"], True, 0)
+    assert ([one.name for one in (house.folder / "images").iterdir()], rows_left(house.store)) == (["web"], [])
+
+
+def test_a_store_that_goes_away_when_the_guest_has_all_of_it_does_not_let_it_be_copied_again(
+    house: OneGuest, copied: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guest may have been started and shut down since."""
+    note, failed = UnderWay.note, list[bool]()
+
+    def away(under_way: UnderWay, **changes: Any) -> None:
+        if changes.get("domain") is not None and not failed:
+            failed.append(True)
+            house.disk.write_bytes(b"since")
+            raise StoreAway("the database does not answer")
+        note(under_way, **changes)
+
+    monkeypatch.setattr(UnderWay, "note", away)
+    run = house.restored()
+    assert run is not None
+    assert (run.status, run.error, run.domain and run.domain.name) == (Status.COMPLETED, None, "web")
+    assert (copied, house.disk.read_bytes(), rows_left(house.store)) == (["vda"], b"since", [])

@@ -46,8 +46,8 @@ from synvirt.errors import (
     Cancelled,
     DiskWriteFailed,
     HostLacks,
+    HypervisorAway,
     Internal,
-    SourceUnsupported,
     SynvirtError,
 )
 from synvirt.jobs.ledger import SWEEP_AWAY_S, Ledger, Order, Undo
@@ -58,7 +58,6 @@ from synvirt.repository.specs import PointSpec, RepositorySpec
 from synvirt.store.ledger import LedgerEntry
 
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
-FORMATS = ("raw", "qcow2")
 # What a second name for a file gives: it has one already, or there is no file; or a file system, like FAT, has none.
 _NO_SECOND_NAME = frozenset({errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP})
 
@@ -106,7 +105,7 @@ class InPlace:
                     hint="delete them with virsh snapshot-delete, or restore to a new domain",
                 )
         sizes = {disk.target: disk.size_bytes for disk in point.disks if not request.disks or disk.target in request.disks}
-        self._places(present.definition(domain), sizes)
+        present.places(present.definition(domain), sizes)
 
     def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, request: RestoreRequest) -> None:
         """Restores the disks and the definition while nothing else reads or restores the guest."""
@@ -114,10 +113,15 @@ class InPlace:
             self._restore(copying, manifest, point, request)
 
     def _restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, request: RestoreRequest) -> None:
+        under_way = copying.under_way
+        there = _all_there(self._restore_host, self._ledger, under_way.run.id) if self._resumed else None
+        if there is not None:
+            under_way.note(domain=there)
+            return
         self.check(point, request)
-        under_way, domain = copying.under_way, self._domain(point)
+        domain = self._domain(point)
         disks = new_domain.chosen_disks(manifest, request.disks)
-        places = self._places(present.definition(domain), {target: disk.size_bytes for target, disk in disks.items()})
+        places = present.places(present.definition(domain), {target: disk.size_bytes for target, disk in disks.items()})
         definition = None
         if not request.disks:
             definition = self._tried(under_way, domain, manifest, places)
@@ -155,25 +159,6 @@ class InPlace:
             raise BackupNotFound(
                 f"this host has no domain {point.vm_name} ({point.vm_id}) any more", hint="restore to a new domain"
             )
-        return found
-
-    def _places(self, now: Rewritten, sizes: dict[str, int]) -> dict[str, Place]:
-        """The present places of the disks with these sizes. BackupConflict, SourceUnsupported."""
-        found = {}
-        there = dict(present.disks_of(now))
-        for target, size in sizes.items():
-            if target not in there:
-                raise BackupConflict(
-                    f"the guest has no disk {target} now", hint="restore to a new domain, or name the disks that it has"
-                )
-            place = there[target]
-            if place.device_type not in ("file", "block") or place.format not in FORMATS or not place.path:
-                raise SourceUnsupported(
-                    f"disk {target} is {place.device_type} of format {place.format}",
-                    hint="raw and qcow2 files and block devices are restored in place",
-                )
-            present.check_place(target, place, size)
-            found[target] = place
         return found
 
     def _tried(self, under_way: UnderWay, domain: Any, manifest: Manifest, places: dict[str, Place]) -> str:
@@ -333,7 +318,7 @@ class _Restored:
         self._ledger.replace(self._run_id, tuple(forward))
         for swap in self._swaps:
             _swap(swap)
-        if present.runs(self._look_up()):  # started at this moment: it has the old files open, and they get their names back
+        if self._was_started():  # at this moment: it has the old files open, and they get their names back
             for swap in self._swaps:
                 with contextlib.suppress(FileNotFoundError):
                     Path(swap.before).replace(swap.path)
@@ -347,6 +332,14 @@ class _Restored:
                 "the disks are restored, and the rest is not finished: see the service's log",
                 hint="it is finished at the service's next start; leave the guest off until then",
             )
+
+    def _was_started(self) -> bool:
+        """Whether the guest was started in the moment in which its files were replaced. A libvirtd that went away starts no
+        guest; one that is started later has the new files."""
+        try:
+            return present.runs(self._look_up())
+        except HypervisorAway:
+            return False
 
 
 # ── ledger, and going forward ────────────────────────────────────────────────────────────────────────────────────────
@@ -401,6 +394,17 @@ def gone_forward(restore_host: RestoreHost, ledger: Ledger, run_id: UUID) -> Res
         return None
     with translated(Internal, "the hypervisor does not say what the guest is called"):
         return RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString()))
+
+
+def _all_there(restore_host: RestoreHost, ledger: Ledger, run_id: UUID) -> RestoredDomain | None:
+    """As `gone_forward`, for a run that the store had left meanwhile. Internal, if it cannot go on now."""
+    found = gone_forward(restore_host, ledger, run_id)
+    if found is None and not FORWARD.isdisjoint(entry.kind for entry in ledger.of(run_id)):
+        raise Internal(
+            "the restore was interrupted while it replaced the disks",
+            hint="it is finished at the service's next start, if its guest is off until then",
+        )
+    return found
 
 
 def _is_overtaken(restore_host: RestoreHost, swap: str) -> bool:

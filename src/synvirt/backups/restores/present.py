@@ -14,6 +14,8 @@ from synvirt.errors import BackupConflict, Conflict, Internal, SourceRunning, So
 from synvirt.kvm.connection import load, translated
 from synvirt.kvm.identity import Identity, identity_of
 
+FORMATS = ("raw", "qcow2")
+
 
 def runs(domain: Any) -> bool:
     """Whether the guest runs, or its memory is saved. Internal."""
@@ -55,6 +57,26 @@ def disks_of(now: Rewritten) -> Iterator[tuple[str, Place]]:
             source, driver = disk.find("source"), disk.find("driver")
             path = "" if source is None else source.get("file") or source.get("dev") or ""
             yield target, Place(path, disk.get("type", "file"), "raw" if driver is None else driver.get("type", "raw"))
+
+
+def places(now: Rewritten, sizes: dict[str, int]) -> dict[str, Place]:
+    """The present places of the disks with these sizes. BackupConflict, SourceUnsupported."""
+    found = {}
+    there = dict(disks_of(now))
+    for target, size in sizes.items():
+        if target not in there:
+            raise BackupConflict(
+                f"the guest has no disk {target} now", hint="restore to a new domain, or name the disks that it has"
+            )
+        place = there[target]
+        if place.device_type not in ("file", "block") or place.format not in FORMATS or not place.path:
+            raise SourceUnsupported(
+                f"disk {target} is {place.device_type} of format {place.format}",
+                hint="raw and qcow2 files and block devices are restored in place",
+            )
+        check_place(target, place, size)
+        found[target] = place
+    return found
 
 
 def define(restore_host: RestoreHost, xml: str) -> None:
