@@ -93,7 +93,9 @@ FIRST: dict[str, str] = {
     "E_BAK_AUTHOR_UNKNOWN": "Compare the key's fingerprint with what the other host's `synvirt receipt key` prints; if it is right, put that line into the file of the "
     "setting `backup_signers`. Else do not restore it.",
     "E_BAK_DOMAIN_DIFFERS": "The guest lacks a device that this host does not have: the warning names it. `virsh edit GUEST` gives it one of this host's.",
-    "E_BAK_NO_WAY_BACK": "Nothing failed. If the restore is cancelled or fails now, the device's content is lost: let it end.",
+    "E_BAK_NO_WAY_BACK": "If the run is under way, nothing failed: if it is cancelled or fails, the device's content is lost, so let it end. If it has "
+    "ended and names a snapshot, that has what the volume held: shut the guest off, and restore again; or `zfs rollback -r SNAPSHOT`, which destroys "
+    "newer snapshots and what was written since. Then `zfs destroy SNAPSHOT`.",
     "E_BAK_SNAPSHOTS_LEFT_OUT": "Nothing is wrong with the backup: a restore gives the guest as it was at the run, without its snapshots. To keep the state "
     "of one, revert to it and start the job, or restore it from where it is. `virsh snapshot-delete GUEST NAME` ends the warning.",
     "E_BAK_START_FAILED": "The disks are restored, or are being copied. The detail has libvirt's message: `synvirt doctor`, then `virsh start GUEST`.",
@@ -103,7 +105,8 @@ FIRST: dict[str, str] = {
 WARNINGS: dict[str, str] = {
     "E_BAK_AUTHOR_UNKNOWN": "The restore point is not signed, or signed by a key that this host does not know.",
     "E_BAK_DOMAIN_DIFFERS": "The restored guest differs from what it was.",
-    "E_BAK_NO_WAY_BACK": "A disk is overwritten directly: a restore that fails cannot undo that.",
+    "E_BAK_NO_WAY_BACK": "A disk is overwritten directly, and a restore that fails cannot undo that; or it has failed, and a zfs volume was not "
+    "rolled back.",
     "E_BAK_SNAPSHOTS_LEFT_OUT": "The guest has snapshots, and they are not backed up.",
     "E_BAK_START_FAILED": "The restored guest did not start.",
 }

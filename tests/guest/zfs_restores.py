@@ -58,7 +58,7 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     device.write_bytes(NOW)
     monkeypatch.setattr(present, "runs", lambda domain: False)  # there is no libvirt here
     store = Store(f"sqlite:///{tmp_path / 'test.db'}")
-    undo = in_place.undo(cast("Any", SimpleNamespace(domain=lambda *_: None))) | {"checkpoints": lambda run_id, name: None}
+    undo = in_place.undo(cast("Any", SimpleNamespace(domain=lambda *_: None)), {}) | {"checkpoints": lambda run_id, name: None}
     ledger = Ledger(store.ledgers, "run", host="local", undo=undo)
     run = SimpleNamespace(id=uuid4(), progress=Progress())
     wire: Any = SimpleNamespace(say=lambda message: None, stop=lambda: False)

@@ -30,7 +30,7 @@ from synvirt.backups.model import ENDS, UNENDED, BackupRun, RestoredDomain, Stat
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import wait
 from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
-from synvirt.errors import BackupConflict, Cancelled, HypervisorAway, Interrupted, PersistFailed, SynvirtError
+from synvirt.errors import BackupConflict, BackupNotFound, Cancelled, HypervisorAway, Interrupted, PersistFailed, SynvirtError
 from synvirt.jobs.board import Figures
 from synvirt.jobs.instant import AGAIN_S, GuestWrites, is_started, refuse_loss
 from synvirt.jobs.ledger import SWEEP_AWAY_S, Ledger
@@ -69,6 +69,8 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
 
 
 Work = Callable[[UnderWay], None]
+# By run: what was not undone, for a person to decide.
+Kept = dict[UUID, list[Trouble]]
 
 
 def _nothing(_: BackupRun) -> None:
@@ -87,7 +89,7 @@ class RunKind:
 
 class Runs:
     """`lock`: held while a run is begun, from the check of the present runs on. `at_once`: backups and verifications, and as
-    many restores and boot tests. `kinds`: by their names. `ledger`: of what runs make."""
+    many restores and boot tests. `kinds`: by their names. `ledger`: of what runs make; `kept`: what its undoing leaves."""
 
     def __init__(
         self,
@@ -98,9 +100,10 @@ class Runs:
         at_once: int = RUNS_AT_ONCE,
         memory: Memory,
         ledger: Ledger,
+        kept: Kept,
     ) -> None:
         self._rows, self._kinds, self._host = rows, kinds, host
-        self._memory, self._ledger = memory, ledger
+        self._memory, self._ledger, self._kept = memory, ledger, kept
         # A restore or a boot test does not wait for the backups of a night.
         self._turns, self._urgent = Turns(at_once), Turns(at_once)
         self.lock = threading.RLock()
@@ -119,6 +122,10 @@ class Runs:
         ended the service. Returns the interrupted runs."""
         left = self.not_ended()
         self._ledger.sweep_all(but=frozenset(run.id for run in left))
+        for run_id in list(self._kept):
+            with contextlib.suppress(BackupNotFound):  # its record was removed
+                self._save(self._warned(self.get(run_id)))
+            del self._kept[run_id]
         # Those that were begun are under way: after a lost lease this is called again, if it failed.
         cut_off = [run for run in left if run.id not in self._begun]
         # All are judged before any begins: undoing one may be in the way of another.
@@ -360,6 +367,7 @@ class Runs:
             # continue.
             self._memory.forget(run.id)
             self._ledger.sweep(run.id, away_s=away_s)
+            run = self._warned(run)
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
         ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
         progress = run.progress.stopped()
@@ -379,6 +387,12 @@ class Runs:
         gone = self._memory.keys(run.id)
         settled = (Owner("run", run.id),) if error is None and run.kind == "restore" else ()
         self._save(run, gone=gone, settled=settled)
+        self._kept.pop(run.id, None)
+
+    def _warned(self, run: BackupRun) -> BackupRun:
+        """The run with a warning for each thing of it that was not undone."""
+        new = [one for one in self._kept.get(run.id, ()) if one not in run.warnings]
+        return run.model_copy(update={"warnings": (*run.warnings, *new)})
 
     def _save(
         self,

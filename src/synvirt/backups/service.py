@@ -133,6 +133,7 @@ class Backups:
             at_once=RUNS_AT_ONCE if limits is None else limits.per_host,
             memory=self._memory,
             ledger=self._restoring.ledger,
+            kept=self._restoring.kept,
         )
         self._restore_host = restore_host
         self._pauses = 0

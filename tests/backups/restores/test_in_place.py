@@ -379,7 +379,7 @@ def test_a_file_that_its_guest_may_have_used_since_the_kill_is_kept(
     if by == "the next service":
         need_libvirt()
         with closing(Store(f"sqlite:///{tmp_path / 'test.db'}")) as store:
-            ledger = Ledger(store.ledgers, "run", host="local", undo=in_place.undo(host), order=in_place.ORDER)
+            ledger = Ledger(store.ledgers, "run", host="local", undo=in_place.undo(host, {}), order=in_place.ORDER)
             ledger.replace(run_id, entries)
             found = gone_forward(host, ledger, run_id)
             is_kept = not is_swapped and content != THEN
@@ -387,7 +387,7 @@ def test_a_file_that_its_guest_may_have_used_since_the_kill_is_kept(
             assert (OVERTAKEN in [entry.kind for entry in ledger.of(run_id)]) == is_kept
             assert ledger.sweep(run_id)
     else:
-        in_place.undo(host)["swap"](run_id, swap.name)
+        in_place.undo(host, {})["swap"](run_id, swap.name)
     before = Path(Swap(str(staged), str(disk)).before)
     before.unlink(missing_ok=True)  # an entry of its own
     assert disk.read_bytes() == content

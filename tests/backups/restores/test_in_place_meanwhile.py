@@ -10,12 +10,15 @@ import pytest
 
 from synvirt.backups import runs
 from synvirt.backups.model import Status
-from synvirt.backups.restores import in_place
+from synvirt.backups.restores import in_place, present
 from synvirt.backups.restores.in_place import Swap
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
+from synvirt.destinations.zfs_command import _refused
+from synvirt.errors import DiskWriteFailed
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain
+from synvirt.programs import ProgramFailed
 from synvirt.store.store import StoreAway
 from tests.backups.restores.one_guest import NOW, THEN, OneGuest
 from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
@@ -131,3 +134,58 @@ def test_a_store_that_goes_away_when_the_guest_has_all_of_it_does_not_let_it_be_
     assert run is not None
     assert (run.status, run.error, run.domain and run.domain.name) == (Status.COMPLETED, None, "web")
     assert (copied, house.disk.read_bytes(), rows_left(house.store)) == (["vda"], b"since", [])
+
+
+@pytest.mark.parametrize("when", ["at its end", "at the next start", "as its guest was started"])
+def test_a_volume_that_is_not_rolled_back_is_named_in_the_run_with_what_it_held(
+    house: OneGuest, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Tools like sanoid take snapshots while it is written. The guest has a part of the point on it: nobody may miss that."""
+    commands: list[str] = []
+
+    def zfs(command: str, snapshot: str) -> None:
+        commands.append(command)
+        if command == "rollback":
+            is_newer = when != "at the next start" or commands.count("rollback") > 1
+            reason = "more recent snapshots or bookmarks exist" if is_newer else "pool I/O is currently suspended"
+            raise _refused(ProgramFailed("zfs", 1, f"cannot rollback to '{snapshot}': {reason}"))
+
+    def failed(*_: object) -> None:
+        if when == "as its guest was started":
+            house.guest.runs_at = range(house.guest.looks + 1, house.guest.looks + 100)
+        raise DiskWriteFailed("the pool has no room")
+
+    def check_place(*_: object) -> None:
+        return None
+
+    put, ended = house.store.backups.put_all, list[bool]()
+
+    def away_once(*arguments: Any, **named: Any) -> None:
+        if named.get("gone") and not ended:
+            ended.append(True)
+            raise StoreAway("the database does not answer")
+        put(*arguments, **named)
+
+    monkeypatch.setattr(house.store.backups, "put_all", away_once)
+    monkeypatch.setattr(runs, "STORE_PAUSE_S", 0.02)
+    monkeypatch.setattr(in_place, "Zfs", lambda: zfs)
+    monkeypatch.setattr(present, "zfs_volume", lambda _: "tank/volume")
+    monkeypatch.setattr(present, "check_place", check_place)
+    monkeypatch.setattr(present, "size_of", lambda _: 0)
+    monkeypatch.setattr(Copying, "copy", failed)
+    house.guest.xml = house.guest.xml.replace("<disk type='file'", "<disk type='block'").replace("file=", "dev=")
+    run = house.restored()
+    assert run is not None
+    assert (run.status, run.error and run.error.code) == (Status.FAILED, "E_BAK_DISK_WRITE_FAILED")
+    if when == "at the next start":
+        assert run.warnings == ()
+        house.backups.close()
+        house.begin()
+        run = house.backups.runs.get(run.id)
+    (warning,) = run.warnings
+    assert warning.code == in_place.NO_WAY_BACK
+    assert f"tank/volume@synvirt-restore-{run.id}" in warning.message
+    assert ("its guest was started" in warning.message) == (when == "as its guest was started")
+    assert warning.vm_id == str(UUID(int=7))
+    assert (run.status, rows_left(house.store), "destroy" in commands) == (Status.FAILED, [], False)
+    assert ended == [True]

@@ -85,7 +85,7 @@ def test_the_ledger_turns_with_all_that_is_left_to_do_before_any_disk_is_taken(
 def test_one_that_was_overtaken_stays_so_even_once_what_was_staged_is_gone(tmp_path: Path, store: Store) -> None:
     need_libvirt()
     host = host_of(Guest(XML))
-    ledger = Ledger(store.ledgers, "run", host="local", undo=in_place.undo(host), order=in_place.ORDER)
+    ledger = Ledger(store.ledgers, "run", host="local", undo=in_place.undo(host, {}), order=in_place.ORDER)
     swap = LedgerEntry("swap", json.dumps([str(tmp_path / "gone"), str(tmp_path / "disk"), [], "x"]))
     ledger.replace(RUN, (LedgerEntry(OVERTAKEN, "x"), swap, LedgerEntry(CHECKPOINTS, "x")))
     before = ledger.of(RUN)
@@ -102,7 +102,7 @@ def test_one_of_which_a_part_is_left_is_not_restored_yet(store: Store, fails: bo
         if fails:
             raise DiskWriteFailed("it cannot be removed")
 
-    undo = in_place.undo(host) | {"staged": staged}
+    undo = in_place.undo(host, {}) | {"staged": staged}
     ledger = Ledger(store.ledgers, "run", host="local", undo=undo, order=in_place.ORDER)
     ledger.replace(RUN, (LedgerEntry("staged", "x.before"), LedgerEntry(CHECKPOINTS, "x")))
     found = gone_forward(host, ledger, RUN)
@@ -130,7 +130,7 @@ def test_a_volume_goes_back_unless_that_takes_what_others_did(
     guest.runs_at = range(1, 100) if runs else range(0)
     is_raised = refusal == "busy" and not runs
     with pytest.raises(ZfsRefused) if is_raised else nullcontext():
-        in_place.undo(host_of(guest))["snapshot"](RUN, '["tank/volume@ours", "x"]')
+        in_place.undo(host_of(guest), {})["snapshot"](RUN, '["tank/volume@ours", "x"]')
     gone = [] if runs or refusal in ("newer", "busy") else ["destroy"]
     assert commands == [*([] if runs else ["rollback"]), *gone]
 
@@ -148,10 +148,10 @@ def test_checkpoints_go_also_those_of_a_guest_that_was_started_on_its_new_disks(
     guest.runs_at = range(1, 100) if runs else range(0)
     guest.listAllCheckpoints = lambda _: [checkpoint("first"), checkpoint("second")]
     guest.checkpointLookupByName = checkpoint
-    in_place.undo(host_of(guest))[CHECKPOINTS](RUN, "x")
+    in_place.undo(host_of(guest), {})[CHECKPOINTS](RUN, "x")
     flags = 0 if runs else libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY
     assert deleted == [("first", flags), ("second", flags)]
-    in_place.undo(host_of(None))[CHECKPOINTS](RUN, "x")
+    in_place.undo(host_of(None), {})[CHECKPOINTS](RUN, "x")
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_a_volume_with_newer_snapshots_is_left_as_it_is(monkeypatch: pytest.Monk
     monkeypatch.setattr(in_place, "Zfs", lambda: zfs)
     host: Any = SimpleNamespace(domain=lambda *_: None)
     for name in ('["tank/volume@ours", "x"]', "tank/volume@ours"):  # the latter by an earlier version
-        in_place.undo(host)["snapshot"](uuid4(), name)
+        in_place.undo(host, {})["snapshot"](uuid4(), name)
     assert commands == [(word, "tank/volume@ours") for word in (("rollback",) if is_newer else ("rollback", "destroy"))] * 2
 
 

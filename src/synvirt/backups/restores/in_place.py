@@ -28,12 +28,13 @@ from uuid import UUID
 import structlog
 
 from synvirt.backups import domain_parts
-from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
+from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status, Trouble
 from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores import new_domain, present
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_writer
+from synvirt.backups.runs import Kept
 from synvirt.backups.sources.bitmap import delete_checkpoint
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
@@ -291,9 +292,6 @@ class _Restored:
             self._copying.copy(order, self._stop)
         except Cancelled:
             domain = self._look_up()
-            if volume is not None and present.runs(domain):
-                text = f"disk {target} was restored in part when its guest was started: {snapshot} has what it held before"
-                self._under_way.warn(NO_WAY_BACK, text, self._vm_id)
             if present.runs(domain) or not self._under_way.stop():
                 raise present.running(domain) from None
             raise
@@ -423,7 +421,7 @@ def _zfs(*arguments: str) -> None:
             raise
 
 
-def _roll_back(restore_host: RestoreHost, run_id: UUID, name: str) -> None:
+def _roll_back(restore_host: RestoreHost, run_id: UUID, name: str, kept: Kept) -> None:
     """Goes back to a snapshot. It stays, for a person to decide, where that would take what the guest or others did
     meanwhile."""
     snapshot, vm_id = json.loads(name) if name.startswith("[") else (name, "")  # an earlier version named no guest
@@ -436,15 +434,17 @@ def _roll_back(restore_host: RestoreHost, run_id: UUID, name: str) -> None:
         except ZfsRefused as refused:
             if refused.reason != "newer":
                 raise
-            why = "it has newer snapshots"
+            why = "its volume has newer snapshots"
     if why:
         _log.error("a volume is not rolled back", why=why, kept=snapshot, run=str(run_id), guest=vm_id)
+        text = f"a disk is restored in part, and is not rolled back, as {why}: {snapshot} has what it held before"
+        kept.setdefault(run_id, []).append(Trouble(code=NO_WAY_BACK, message=text, vm_id=vm_id or None))
     else:
         _zfs("destroy", snapshot)
 
 
-def undo(restore_host: RestoreHost) -> dict[str, Undo]:
-    """How ledger entries of in-place restores are undone, by the kind of entry."""
+def undo(restore_host: RestoreHost, kept: Kept) -> dict[str, Undo]:
+    """How ledger entries of in-place restores are undone, by the kind of entry. `kept` gets what is left for a person."""
 
     def swap(run_id: UUID, name: str) -> None:
         """What the guest wrote is kept, and the restore has failed."""
@@ -476,7 +476,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     undos: dict[str, Undo] = {
         "staged": staged,
         "swap": swap,
-        "snapshot": lambda run_id, name: _roll_back(restore_host, run_id, name),
+        "snapshot": lambda run_id, name: _roll_back(restore_host, run_id, name, kept),
         "dropped": lambda run_id, name: _zfs("destroy", name),
         "defined": defined,
         CHECKPOINTS: checkpoints,

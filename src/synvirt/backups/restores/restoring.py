@@ -21,7 +21,7 @@ from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores import boot_test, in_place, instant, new_domain
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_name_of, file_writer, remove_folder
-from synvirt.backups.runs import Work
+from synvirt.backups.runs import Kept, Work
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying, Watermarks, Working
 from synvirt.disks.beneath import resolve_beneath
@@ -59,9 +59,11 @@ class Restoring:
         self._limits = limits
         self._roots, self._repositories, self._working = roots, repositories, working
         self._memory, self._marks = memory, Watermarks(memory)
+        self.kept: Kept = {}
         undo: dict[str, Undo] = {"folder": _remove_folder}
         if restore_host is not None:
-            undo |= new_domain.undo(restore_host) | in_place.undo(restore_host) | boot_test.undo(restore_host)
+            undo |= new_domain.undo(restore_host) | boot_test.undo(restore_host)
+            undo |= in_place.undo(restore_host, self.kept)
         self.ledger = Ledger(rows.ledger, "run", host=host, undo=undo, order=in_place.ORDER)
         self.restore_host = restore_host
 
