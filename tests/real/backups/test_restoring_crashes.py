@@ -160,7 +160,8 @@ def test_a_volume_is_not_rolled_back_under_a_guest_that_was_started(
         really = getattr(of, moment)
 
         def started(*arguments: Any) -> None:
-            began.append(1)
+            if commands:  # there is something to roll back
+                began.append(1)
             really(*arguments)
 
         monkeypatch.setattr(of, moment, started)
