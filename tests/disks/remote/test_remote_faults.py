@@ -73,7 +73,8 @@ def read_scripted(script: Script) -> bytes:
 
 def test_connections_that_are_cut_in_the_middle_cost_only_what_was_under_way(nginx: servers.Nginx) -> None:
     with servers.wire(nginx.port) as wire:
-        wire.cuts.update({number: 200_000 + 70_000 * number for number in range(1, 12)})
+        # No more than may be cut in a row: on a busy machine a reset takes with it all that was not read yet.
+        wire.cuts.update({number: 200_000 + 70_000 * number for number in range(1, 1 + len(retrying.PAUSES_S))})
         reader = RemoteReader(servers.remote(f"http://127.0.0.1:{wire.port}/open/"), NAME)
         assert read_all(reader) == disk_content()
         reader.close()
