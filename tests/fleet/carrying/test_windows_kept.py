@@ -203,17 +203,22 @@ def test_a_window_that_closes_says_where_the_source_is_not_on_again(away: list[b
     )
 
 
+def tried_again(night: Night, wave_id: UUID, away: list[bool]) -> None:
+    """The member's second job completes, now that nothing fails any more."""
+    night.until(wave_id, lambda seen: seen.state is W.FAILED)
+    night.house.hypervisor.fail = None
+    away.clear()
+    night.waves.retry(wave_id, "db")
+    night.until(wave_id, lambda seen: seen.state is W.COMPLETED)
+
+
 @pytest.mark.parametrize("off", ["start Warm", "start Cold"], indirect=True)
 def test_a_member_that_was_tried_again_while_its_source_was_off_is_rolled_back_to_one_that_is_on(
     away: list[bool], off: tuple[Night, UUID]
 ) -> None:
     """Its first job has shut the source down, and could not power it on again; the second finds it off."""
     night, wave_id = off
-    night.until(wave_id, lambda seen: seen.state is W.FAILED)
-    night.house.hypervisor.fail = None
-    away.clear()
-    night.waves.retry(wave_id, "db")
-    night.until(wave_id, lambda seen: seen.state is W.COMPLETED)
+    tried_again(night, wave_id, away)
     assert night.house.platform.vm("db")["power"] == "off"
     night.waves.roll_back(wave_id, RollBackRequest())
     night.until(wave_id, lambda seen: seen.state is W.ROLLED_BACK)
@@ -241,11 +246,7 @@ def test_a_source_whose_guest_runs_here_by_now_is_not_powered_on_for_an_earlier_
 ) -> None:
     """The first job owes it power, the second has moved it since, and the third, a copy next to it, fails."""
     night, wave_id = off
-    night.until(wave_id, lambda seen: seen.state is W.FAILED)
-    night.house.hypervisor.fail = None
-    away.clear()
-    night.waves.retry(wave_id, "db")
-    night.until(wave_id, lambda seen: seen.state is W.COMPLETED)
+    tried_again(night, wave_id, away)
     powered = list(night.house.platform.vm("db")["powered"])
     night.house.hypervisor.fail = "start"
     third = night.house.intake.submit(plan_of("db", mode=mode, target={"name": "again", "identity": "new"}))
