@@ -82,7 +82,7 @@ def test_the_service_does_what_the_document_says(running: str, tmp_path: Path) -
         f"{USER}:{PASSWORD}",
     ]
     # The stream has no end to wait for: test_stream.py has it.
-    command += ["--exclude-path-regex", "stream$", "--max-examples", "15", "--seed", "1", "--max-failures", "5"]
+    command += ["--exclude-path-regex", "stream$", "--max-examples", "10", "--seed", "1", "--max-failures", "5"]
     command += ["--request-timeout", "60", "--generation-database", "none"]
     # There the tests' own process has put Hypothesis' tables of characters, which take two seconds to make.
     known = {"HYPOTHESIS_STORAGE_DIRECTORY": str(storage_directory().path)}
