@@ -2,6 +2,9 @@
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
+# A disk's sectors for its guest, unless the disk or its machine says otherwise.
+SECTOR_BYTES = 512
+
 # The bytes of one write(2) into a file. For longer writes, ext4 and XFS ask for memory in pieces of 2 MiB and more, and the
 # kernel has to move other memory out of the way first: a copy then takes up to five times the processor time.
 WRITE_BYTES = 512 * KIB

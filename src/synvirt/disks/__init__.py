@@ -7,10 +7,10 @@ an image of it is opened, so that listing jobs and copying raw disks load none.
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from synvirt.blocks import DiskReader, DiskWriter
-from synvirt.disks.formats import ImageOpeners, image_format, is_fixed_vhd
+from synvirt.disks.formats import MAGICS, ImageOpeners, by_magic, is_fixed_vhd
 from synvirt.disks.nbd.fallback import driver_of, passphrase, qemu_spec
 from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.specs import (
@@ -44,13 +44,10 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
+from synvirt.sizes import SECTOR_BYTES
 
 if TYPE_CHECKING:
     from synvirt.disks.passed import Pace
-
-
-# What a disk's sectors are for its guest, unless its image says otherwise.
-SECTOR_BYTES: Final = 512
 
 
 def _qcow2(over: DiskReader, spec: ImageSpec) -> DiskReader:
@@ -343,8 +340,9 @@ def detect(
     raw = RawSpec(path=str(path), offset=offset, length=length)
     reader = RawReader(raw.path, raw.offset, raw.length)
     try:
-        driver = None if is_fixed_vhd(reader) else driver_of(reader)
-        found = None if driver else image_format(reader)
+        fixed = is_fixed_vhd(reader)
+        driver = None if fixed else driver_of(reader)
+        found = "vhd" if fixed else None if driver else by_magic(reader, MAGICS)
     finally:
         reader.close()
     if driver is not None:

@@ -254,13 +254,12 @@ def parse_header(content: bytes, footer: Footer, name: str) -> tuple[Header, byt
     blocks = -(-footer.size // block_bytes)
     if blocks > entries:
         raise MalformedArchive(f"{name}: a BAT of {entries} blocks of {block_bytes} bytes cannot map {footer.size} bytes")
-    locators = (_LOCATOR.unpack_from(content, _LOCATORS_AT + number * _LOCATOR.size) for number in range(_LOCATORS))
     header = Header(
         table_at=table_at,
         blocks=blocks,
         block_bytes=block_bytes,
         ends_at=max(
-            footer.header_at + HEADER_BYTES, table_at + entries * 4, *(at + length for _, _, length, _, at in locators)
+            footer.header_at + HEADER_BYTES, table_at + entries * 4, *(at + length for _, length, at in _locators(content))
         ),
         parent_identity=guid(parent),
         parents=(),
@@ -273,11 +272,17 @@ def parse_header(content: bytes, footer: Footer, name: str) -> tuple[Header, byt
 _PLATFORMS: Final = ((b"W2ru", "utf-16-le", False), (b"MacX", "utf-8", False), (b"W2ku", "utf-16-le", True))
 
 
+def _locators(header: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The header's parent locators: platform code, and how long and where the text is. Unused ones are all zeros."""
+    for number in range(_LOCATORS):
+        code, _, length, _, at = _LOCATOR.unpack_from(header, _LOCATORS_AT + number * _LOCATOR.size)
+        yield code, length, at
+
+
 def _parents(over: DiskReader, header: bytes, unicode_name: bytes, name: str) -> tuple[Reference, ...]:
     """Where the parent may be: its locators, the most likely first, and its bare name."""
     found: dict[bytes, bytes] = {}
-    for number in range(_LOCATORS):
-        code, _, length, _, at = _LOCATOR.unpack_from(header, _LOCATORS_AT + number * _LOCATOR.size)
+    for code, length, at in _locators(header):
         if any(code == known for known, _, _ in _PLATFORMS) and length:
             if length > _LOCATOR_BYTES_MAX or at > over.size - length:
                 raise MalformedArchive(f"{name}: a parent locator of {length} bytes at {at}; the file ends at {over.size}")

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 from synvirt.hypervisor.hardware import (
     LEAST_MEMORY_BYTES,
-    SECTOR_BYTES,
     bus_now,
     bus_of,
     card,
@@ -19,7 +18,7 @@ from synvirt.hypervisor.machine import Machine
 from synvirt.machines.concerns import REACHING
 from synvirt.model.job import Difference
 from synvirt.model.machine import Nic, VmManifest
-from synvirt.sizes import MIB
+from synvirt.sizes import MIB, SECTOR_BYTES
 
 Network = Callable[[Nic], tuple[str, str]]
 

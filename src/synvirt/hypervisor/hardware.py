@@ -50,7 +50,6 @@ BUSES: dict[DiskBus, Bus] = {
     "ide": Bus("hd", "e1000", "even the oldest systems have a driver for it", chipset="pc"),
 }
 LADDER: tuple[DiskBus, ...] = tuple(BUSES)
-SECTOR_BYTES = 512
 # Sectors that a disk can have by some buses, besides those of 512 bytes.
 _LARGE_SECTORS = frozenset({1024, 2048, 4096, 8192, 16384, 32768})
 # What a guest whose family is not known should be able to boot from, best guess first.

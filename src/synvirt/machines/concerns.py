@@ -3,12 +3,12 @@
 `Critical` refuses the plan unless the plan waives the concern by id; so only what cannot come out right is Critical.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from synvirt.machines.partitions import Layout
 from synvirt.model.machine import Concern, Disk, GuestOs, VmManifest
 from synvirt.nearest import in_short
-from synvirt.sizes import KIB, counted, sized
+from synvirt.sizes import KIB, SECTOR_BYTES, counted, sized
 
 UNKNOWN_GUEST = "guest-unknown"
 TARGET_TOO_SMALL = "target-too-small"
@@ -116,8 +116,11 @@ def raw_device(key: str, kind: str) -> Concern:
     )
 
 
-def large_sectors(key: str, sector_bytes: int) -> Concern:
-    return Concern(
+def of_sectors(key: str, sector_bytes: int) -> Iterator[Concern]:
+    """The concern of a disk with those sectors; none, where every bus here gives it them."""
+    if sector_bytes == SECTOR_BYTES:
+        return
+    yield Concern(
         id=f"disk-sectors:{key}",
         category="Critical",
         label="Sectors of another size",

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from synvirt.model.values import Bytes, Model, Time
-from synvirt.sizes import GIB
+from synvirt.sizes import GIB, SECTOR_BYTES
 
 DiskBus = Literal["virtio", "scsi", "sata", "ide", "nvme"]
 
@@ -41,7 +41,7 @@ class Disk(Model):
     boot_order: int | None = None
     source_path: str = ""
     # The size of its sectors for the guest, by which that finds its partitions.
-    sector_bytes: int = 512
+    sector_bytes: int = SECTOR_BYTES
     cbt_enabled: bool = False
     # Why its changes cannot be tracked or read. None: they can.
     cbt_reason: str | None = None

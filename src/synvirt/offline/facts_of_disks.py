@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from synvirt.blocks import DiskReader, Placed
-from synvirt.disks import SECTOR_BYTES, open_reader, sector_bytes, snapshots_inside
+from synvirt.disks import open_reader, sector_bytes, snapshots_inside
 from synvirt.disks.specs import ImageSpec, ReaderSpec, format_name, versions
 from synvirt.errors import HostPathRejected, UnsupportedFormat
 from synvirt.machines import concerns, partitions
@@ -63,8 +63,7 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
     finally:
         reader.close()
     found = concerns.of_layout(disk.key, layout)
-    if sectors != SECTOR_BYTES:
-        found.append(concerns.large_sectors(disk.key, sectors))
+    found += concerns.of_sectors(disk.key, sectors)
     if snapshots:
         found.append(concerns.disk_snapshots(disk.key, snapshots))
     if any(is_size_alone(file.version) for file in versions(spec)):

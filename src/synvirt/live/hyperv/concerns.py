@@ -7,7 +7,7 @@ from typing import Any, Final
 from synvirt.machines import concerns as shared
 from synvirt.machines.texts import clean
 from synvirt.model.machine import Concern, GuestOs
-from synvirt.sizes import MIB
+from synvirt.sizes import MIB, SECTOR_BYTES
 
 # Ids of integration services, the same in all languages: the device part of VMIntegrationComponent.Id.
 SHUTDOWN: Final = "9F8233AC-BE49-4C79-8EE3-E7E1985B2077"
@@ -15,8 +15,6 @@ VSS: Final = "5CED1297-4598-4915-A5FC-AD21BB4D02A4"
 CHECKPOINTS_DISABLED: Final = 2
 SAVED_STATES: Final = frozenset({6, 9, 32773, 32776, 32779, 32780, 32783, 32788, 32789, 32792, 32793, 32795, 32796})
 _PMEM: Final = 2
-# What a disk's sectors are, unless its file says otherwise.
-_SECTOR_BYTES: Final = 512
 _ACCESS, _TRUNK, _PRIVATE = 1, 2, 3
 # Not all versions have VMReplicationMode; a state other than Disabled means that there is replication.
 _NO_REPLICATION: Final = 0
@@ -113,7 +111,7 @@ def _of_nics(found: Mapping[str, Any]) -> Iterator[Concern]:
 
 def sector_bytes(drive: Mapping[str, Any]) -> int:
     """The size of the disk's sectors for its guest."""
-    return max(int(drive["chain"][0].get("sector") or 0) if drive["chain"] else 0, _SECTOR_BYTES)
+    return max(int(drive["chain"][0].get("sector") or 0) if drive["chain"] else 0, SECTOR_BYTES)
 
 
 def of_disk(key: str, drive: Mapping[str, Any]) -> Iterator[Concern]:
@@ -131,8 +129,7 @@ def of_disk(key: str, drive: Mapping[str, Any]) -> Iterator[Concern]:
             "reach the copy.",
             "Shut the guest cluster down and move it together, or skip the disk.",
         )  # fmt: skip
-    if (size := sector_bytes(drive)) != _SECTOR_BYTES:
-        yield shared.large_sectors(key, size)
+    yield from shared.of_sectors(key, sector_bytes(drive))
     if int(drive["bus"]) == _PMEM:
         yield _warning(
             f"disk-pmem:{key}", "Persistent memory",

@@ -12,18 +12,15 @@ from xml.etree.ElementTree import Element
 from synvirt import xml_document
 from synvirt.errors import Internal
 from synvirt.kvm.foreign_domain import rebuilt
-from synvirt.machines.concerns import large_sectors, left_out, snapshots_present
+from synvirt.machines.concerns import left_out, of_sectors, snapshots_present
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
-from synvirt.sizes import GIB, KIB, MIB, TIB
+from synvirt.sizes import GIB, KIB, MIB, SECTOR_BYTES, TIB
 
 # libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
 _UNITS = {"": KIB, "b": 1, "bytes": 1, "KB": 1000, "k": KIB, "KiB": KIB, "MB": 10**6, "M": MIB, "MiB": MIB}
 _UNITS |= {"GB": 10**9, "G": GIB, "GiB": GIB, "TB": 10**12, "T": TIB, "TiB": TIB}
 _BUSES: dict[str, DiskBus] = {"virtio": "virtio", "scsi": "scsi", "sata": "sata", "ide": "ide", "usb": "sata", "sd": "sata"}
-
-# What a disk's sectors are, unless its domain says otherwise.
-_SECTOR_BYTES: Final = 512
 
 PowerState = Literal["on", "off", "suspended", "unknown"]
 
@@ -203,7 +200,7 @@ def _disks(domain: Element, seen: Seen, of_all: list[str], of_disks: dict[str, s
 
 def _sector_bytes(disk: Element) -> int:
     blocks = disk.find("blockio")
-    return max(_number(blocks.get("logical_block_size")), _SECTOR_BYTES) if blocks is not None else _SECTOR_BYTES
+    return max(_number(blocks.get("logical_block_size")), SECTOR_BYTES) if blocks is not None else SECTOR_BYTES
 
 
 def path_of(disk: Element) -> str:
@@ -343,8 +340,7 @@ def _concerns_of_disk(key: str, disk: Element, seen: Seen) -> Iterator[Concern]:
             assessment=f"libvirt does not say how large disk {key} is",
             remedy="Name the disk in skip_disks, or start the VM and inspect it again.",
         )
-    if (sector_bytes := _sector_bytes(disk)) > _SECTOR_BYTES:
-        yield large_sectors(key, sector_bytes)
+    yield from of_sectors(key, _sector_bytes(disk))
     if disk.find("shareable") is not None:
         yield Concern(
             id=f"disk-shared:{key}",
