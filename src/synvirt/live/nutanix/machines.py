@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from synvirt.live import VmRow
 from synvirt.live.nutanix.prism import dig, listed, number, text
 from synvirt.live.nutanix.ways import Way
+from synvirt.machines.boot_order import by_bus
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, VmManifest
 from synvirt.sizes import MIB
 
@@ -230,7 +231,7 @@ def manifest(vm: FoundVm, way: Way) -> VmManifest:
             cbt_enabled=way.no_deltas is None,
             cbt_reason=way.no_deltas,
         )
-        for disk in _by_index(vm.disks)
+        for disk in by_bus(vm.disks, lambda disk: disk.bus, lambda disk: (disk.index,))
     )
     return VmManifest(
         vm_id=vm.id,
@@ -251,12 +252,6 @@ def manifest(vm: FoundVm, way: Way) -> VmManifest:
         nics=vm.nics,
         concerns=tuple(_concerns(vm, way, disks)),
     )
-
-
-def _by_index(disks: Sequence[FoundDisk]) -> list[FoundDisk]:
-    """The disks of each bus by their indices, as firmware boots them; the buses as they come first in the platform's list."""
-    buses = list(dict.fromkeys(disk.bus for disk in disks))
-    return sorted(disks, key=lambda disk: (buses.index(disk.bus), disk.index))
 
 
 def _guest_os(name: str) -> GuestOs:

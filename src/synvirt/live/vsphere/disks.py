@@ -6,6 +6,7 @@ Names are those of the vSphere Web Services API: `VirtualDevice`, `VirtualDiskFl
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from synvirt.machines.boot_order import by_bus
 from synvirt.model.machine import DiskBus
 
 # Flat for the base, and for any sparse format above it: a property of the same type has the format of a snapshot's disk.
@@ -56,17 +57,14 @@ def virtual_disks(devices: Sequence[Any]) -> list[Any]:
 
 
 def by_place(devices: Sequence[Any]) -> list[Any]:
-    """The disks as firmware boots them: those of each bus by the numbers of their controllers and units, the buses as they come
-    first in the list. The list has them as they were added."""
-    disks = virtual_disks(devices)
-    controllers = [controller_of(disk, devices) for disk in disks]
-    buses = list(dict.fromkeys(bus_of(one) for one in controllers))
+    """The disks as firmware finds them: by the numbers of their controllers and units. The list has them as they were added."""
+    placed = [(disk, controller_of(disk, devices)) for disk in virtual_disks(devices)]
 
-    def place(number: int) -> tuple[int, int, int]:
-        controller = controllers[number]
-        return buses.index(bus_of(controller)), int(getattr(controller, "busNumber", 0)), int(disks[number].unitNumber or 0)
+    def place(one: tuple[Any, Any]) -> tuple[int, ...]:
+        disk, controller = one
+        return int(getattr(controller, "busNumber", 0)), int(disk.unitNumber or 0)
 
-    return [disks[number] for number in sorted(range(len(disks)), key=place)]
+    return [disk for disk, _ in by_bus(placed, lambda one: bus_of(one[1]), place)]
 
 
 def label(device: Any) -> str:
