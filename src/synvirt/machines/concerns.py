@@ -3,7 +3,7 @@
 `Critical` refuses the plan unless the plan waives the concern by id; so only what cannot come out right is Critical.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from synvirt.machines.partitions import Layout
 from synvirt.model.machine import Concern, Disk, GuestOs, VmManifest
@@ -116,11 +116,13 @@ def raw_device(key: str, kind: str) -> Concern:
     )
 
 
-def of_sectors(key: str, sector_bytes: int) -> Iterator[Concern]:
+def of_sectors(key: str, sector_bytes: int) -> list[Concern]:
     """The concern of a disk with those sectors; none, where every bus here gives it them."""
-    if sector_bytes == SECTOR_BYTES:
-        return
-    yield Concern(
+    return [] if sector_bytes == SECTOR_BYTES else [large_sectors(key, sector_bytes)]
+
+
+def large_sectors(key: str, sector_bytes: int) -> Concern:
+    return Concern(
         id=f"disk-sectors:{key}",
         category="Critical",
         label="Sectors of another size",
