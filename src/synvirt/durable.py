@@ -16,8 +16,8 @@ _BY_PROCESS = re.compile(r"\.(?:sessions|tls\.crt|tls\.key|users)\.([1-9][0-9]{0
 
 
 def sync_file(path: Path) -> None:
-    """Makes the file's bytes durable, whoever wrote them. OSError, also for an error of an earlier write-back that nobody has
-    seen yet (errseq_t: a descriptor that is opened later reports it)."""
+    """Makes the file's bytes durable; another process may have written them. OSError, also for an
+    error of an earlier write-back that nobody has seen yet (errseq_t: a descriptor that is opened later reports it)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -99,7 +99,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
     """Removes incomplete files that a crash left: each may be a key, and would stay after a change of keys. `name`: of the file
     that they were to become; None: of any.
 
-    Whoever makes one holds the folder; meanwhile nothing is swept, and the next start sweeps. A failure here is ignored.
+    While one is made, its process locks the folder and nothing is swept; the next start sweeps. A failure here is ignored.
     """
     left = re.compile(rf"\.{'.+' if name is None else re.escape(name)}\.[0-9a-f]{{{2 * _NAME_BYTES}}}", re.DOTALL)
     with suppress(OSError), _folder_open(folder) as held:

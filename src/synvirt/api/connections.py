@@ -22,7 +22,7 @@ from synvirt.sizes import KIB
 
 # A request's head is a few hundred bytes: even over a slow line around the world it arrives in this time.
 HEAD_WITHIN_S: Final = 20.0
-# TLS is up after two turns of a few kilobytes. Nobody is known before, so whoever is silent may not hold a place for long.
+# TLS is up after two turns of a few kilobytes. No caller is known before, so a silent one may not hold a place for long.
 HANDSHAKE_WITHIN_S: Final = 10.0
 # Of an answer that waits to be read, a caller takes this much in this time, even over the slowest line.
 TAKEN_WITHIN_S, TAKEN_LEAST_BYTES = 30.0, 16 * KIB

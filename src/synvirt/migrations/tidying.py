@@ -87,8 +87,8 @@ class Tidier:
     async def _all_of(self, job: Job) -> bool:
         entries = await job.in_thread(self._rooms.store.ledger, job.id)
         left = [entry for entry in entries if job.migration.state in DONE_WITH or entry.kind in OWED_KINDS]
-        # Asked just before each try, as those before it may have taken an hour: whoever has the VM now may count on the change
-        # tracking that this job switched on.
+        # Asked just before each try, as those before it may have taken an hour: a job that has the VM now may count on the
+        # change tracking that this job switched on.
         if is_read := await job.in_thread(taken.is_read, self._rooms, job.migration):
             # A guest of it that is left here goes all the same: two copies of one guest must never run at once.
             left = [entry for entry in left if entry.kind not in _AT_SOURCE]

@@ -1,7 +1,7 @@
 """The form of each script's answer, checked once, when it has come. What is read of it later has the type that is written here.
 
 The scripts are ours, and so are the fields; but a profile or a policy of the host may change what PowerShell makes of them, and
-whoever controls the host may send anything.
+one who controls the host may send anything.
 """
 
 from collections.abc import Mapping

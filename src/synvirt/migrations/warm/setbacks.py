@@ -94,7 +94,7 @@ async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> No
 
 
 async def is_off(job: Job) -> bool:
-    """Whether the guest is off now, whoever shut it down."""
+    """Whether the guest is off now; the job or somebody else may have shut it down."""
     return (await job.with_adapter(lambda adapter: adapter.inspect(job.vm_id))).power_state == "off"
 
 
