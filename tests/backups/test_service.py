@@ -342,6 +342,25 @@ def test_a_point_that_is_removed_while_its_repository_is_verified_is_not_damaged
     assert [(one.id, one.state) for one in house.backups.points.all()] == [(stays, "ok")]
 
 
+def test_a_point_that_comes_while_its_repository_is_verified_is_not_verified(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.image("web", disk_content())
+    job, check_whole, came = house.job("web"), packs.check_whole, list[UUID]()
+    (before,) = house.run(job).restore_point_ids
+
+    def one_comes(*given: Any, **named: Any) -> None:
+        house.image("web", Random(7).randbytes(CHUNK_BYTES))
+        came.extend(house.run(job).restore_point_ids)
+        check_whole(*given, **named)
+
+    monkeypatch.setattr(packs, "check_whole", one_comes)
+    report = house.ended(house.backups.verify_repository(job.repository_id)).report
+    assert (len(came), report and report.packs) == (1, 1), "the pack of the new point was not read"
+    states = [(point.state, point.verified_at is None) for point in map(house.backups.points.get, (before, *came))]
+    assert states == [("ok", False), ("unverified", True)]
+
+
 def test_damage_is_reported_by_verify_and_by_restore_and_leaves_no_half_an_export(house: House) -> None:
     house.image("web", disk_content())
     (point,) = house.run(house.job("web")).restore_point_ids

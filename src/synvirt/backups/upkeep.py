@@ -148,15 +148,15 @@ class Upkeep:
 
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
+            # Before the packs are listed: what a point that comes later lies in may not be read.
+            mine = [point.id for point in self._points.all({"repository_id": [str(repository_id)]})]
             self._working.carry_out(order, on_message, under_way.stop)
         repository.refresh()
         if forged := authors.warn_of_all(under_way, repository):
             wrongs, points_too = (*report.wrongs, *(wrong for _, wrong in forged)), tuple(id_ for id_, _ in forged)
             report = report.model_copy(update={"wrongs": wrongs, "damaged_points": (*report.damaged_points, *points_too)})
-        there = set(repository.point_ids())
-        mine = [point.id for point in self._points.all({"repository_id": [str(repository_id)]})]
-        sound = there.difference(report.damaged_points)
-        self._note_states({id_: id_ not in sound for id_ in mine})
+        sound = set(repository.point_ids()).difference(report.damaged_points)
+        self._note_states({id_: id_ not in sound for id_ in (*mine, *report.damaged_points)})
         under_way.note(report=report.listed())
         _condemn(under_way, repository, report.damaged_packs)
         if report.wrongs:
