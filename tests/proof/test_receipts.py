@@ -18,6 +18,7 @@ from synvirt.disks.checking.block_hashes import BlockHashes
 from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import MalformedArchive, NotFound
+from synvirt.proof import keeping
 from synvirt.proof.bag import Ledger, write_bag
 from synvirt.proof.keeping import CopiedDisk, MovedJob, Receipts
 from synvirt.proof.signing import HostKey, PublicKey
@@ -85,6 +86,29 @@ def test_the_hashes_of_jobs_that_are_no_longer_here_are_forgotten(tmp_path: Path
     foreign.mkdir()
     receipts.forget_hashes_but(lambda job_id: job_id == UUID(int=1))
     assert (kept.exists(), other.parent.exists(), foreign.exists()) == (True, False, True)
+
+
+def test_what_a_killed_service_left_of_a_receipt_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job may be cancelled then, or go on elsewhere: nobody makes that receipt again."""
+    kept, key = tmp_path / "kept", HostKey(tmp_path / "key", "kvm1")
+    volume = tmp_path / "volume"
+    volume.write_bytes(b"x" * 5000)
+    before = Receipts(kept, key)
+    before.make(job_of(before, volume, UUID(int=1)))
+    if (killed := os.fork()) == 0:
+        monkeypatch.setattr(keeping, "write_bag", lambda *_, **__: os._exit(9))
+        try:
+            before.make(job_of(before, volume, UUID(int=2)))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == 9
+    assert (kept / f".{UUID(int=2)}").is_dir()
+    (kept / ".snapshot").mkdir()  # of its file system
+    after = Receipts(kept, key)
+    assert {path.name for path in kept.iterdir()} == {f"00000001-{UUID(int=1)}.tar", "hashes", ".snapshot"}
+    assert after.published() == before.published()
 
 
 def test_a_tar_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:

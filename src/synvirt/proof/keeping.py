@@ -35,6 +35,7 @@ from synvirt.proof.stamping import TimeStamps
 MOMENT = "after the last copy, before conversion and the first boot"
 UNREAD = "not all of it was read by the copy: it shares the blocks of the file it came from, or something else wrote it"
 _NAME = re.compile(r"([0-9]{8,})-([0-9a-f-]{36})\.tar")
+_UNFINISHED = re.compile(r"\.[0-9a-f-]{36}")
 
 
 class ReceiptKey(Model):
@@ -87,6 +88,13 @@ class Receipts:
         self._folder, self.key, self._stamps = folder, key, stamps
         self._lock = threading.Lock()
         folder.mkdir(mode=0o750, exist_ok=True)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Removes what a killed service left of a receipt: its job may have been cancelled, and is never here again."""
+        for entry in os.scandir(self._folder):
+            if _UNFINISHED.fullmatch(entry.name):
+                shutil.rmtree(entry.path, ignore_errors=True)
 
     # ── hashes of jobs under way ──
 
