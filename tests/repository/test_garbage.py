@@ -201,6 +201,26 @@ def test_a_run_of_another_process_that_ends_during_the_look_is_no_damage() -> No
     assert restored(Repository(folder, KEY), points[0]) == [disk("BBBB").content]
 
 
+def test_two_hosts_that_collect_at_once_keep_the_same_one_of_two_copies() -> None:
+    """Both had written the chunks at once. Each host's index has its own packs in another place than the other host's."""
+    folder = MemoryFolder()
+    here, there = opened(folder, new=True), Repository(folder, KEY)
+    sessions = [one.session() for one in (here, there)]
+    points = [back_up(one, disk("AAAABBBB"), session=session) for one, session in zip((here, there), sessions, strict=True)]
+    assert len(Repository(folder, KEY).pack_sizes()) == 2
+    folder.now += LATE
+
+    def meanwhile(_: Sweep) -> None:
+        collect(there, now=folder.now)
+
+    for _ in range(2):  # the first night both condemn, the second both delete
+        collect(here, now=folder.now, on_sweep=meanwhile)
+        folder.now += GRACE_S
+    for point in points:
+        assert restored(Repository(folder, KEY), point) == [disk("AAAABBBB").content]
+    assert len(Repository(folder, KEY).pack_sizes()) == 1
+
+
 def test_one_that_goes_on_takes_nothing_that_a_backup_needs_by_then() -> None:
     """It had deleted one of two packs when it was cut off; a backup relies on the other one since."""
     folder = MemoryFolder()

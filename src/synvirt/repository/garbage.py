@@ -6,8 +6,9 @@
                  half of a pack not needed  ─▶ the needed half goes into a new pack; the old one is condemned
 
 Frames are moved unchanged, so collecting needs no key. If anything cannot be read, nothing is removed, as it is not known what
-a damaged manifest needs. Several hosts may collect at once, while runs go on. A run is refused if something that it relies on
-is condemned before it has committed. What is condemned after that is checked again before it is deleted.
+a damaged manifest needs. Several hosts may collect at once, while runs go on: of several packs with one chunk, all of them keep
+the same one (`Repository.places`). A run is refused if something that it relies on is condemned before it has committed. What
+is condemned after that is checked again before it is deleted.
 
 After a collection was killed, the next one decides everything again, as a backup may now need what was about to be removed.
 What was moved, condemned or deleted by then counts as done.

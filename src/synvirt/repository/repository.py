@@ -151,8 +151,9 @@ class Repository:
 
     def places(self, name: bytes) -> "list[Place]":
         """Its places; packs that will not soon be removed come first. There are several if two hosts wrote it at once, or if
-        somebody put another frame of that name there: only opening them shows which is right."""
-        return sorted(self.index.places(name), key=lambda place: place.pack in self._condemned)
+        somebody put another frame of that name there: only opening them shows which is right. They are in one order for all
+        hosts: if two that collect at once kept different ones, each would remove what the other keeps."""
+        return sorted(self.index.places(name), key=lambda place: (place.pack in self._condemned, place.pack))
 
     def place(self, name: bytes) -> "Place | None":
         """The first of its places whose frame opens."""
