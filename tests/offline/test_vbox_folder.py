@@ -61,6 +61,13 @@ def test_a_machine() -> None:
     assert concern_ids(vm) == {"disk-independent:ide1:1", "uefi-state-lost", "tpm", "snapshots-present"}
 
 
+def test_a_machine_keeps_the_uuid_that_its_guest_sees() -> None:
+    """A clone that keeps its hardware's UUID has its original's (VBoxManage clonevm --options KeepHwUUIDs, modifyvm
+    --hardware-uuid)."""
+    vm = parsed(("<Hardware>", '<Hardware uuid="{967df1ba-2c00-4998-9f1b-d60bcc0c4b90}">'))
+    assert (vm.uuid, vm.vm_id) == ("967df1ba-2c00-4998-9f1b-d60bcc0c4b90", "3bd3d2a7-9d8b-4a3c-9a44-2b1f5c6f4d10")
+
+
 def test_the_present_state_is_read_through_all_its_snapshots(tmp_path: Path) -> None:
     folder = vbox_machines.machine(tmp_path / "web")
     assert detect(folder, tmp_path).kind == "vbox_folder"

@@ -67,6 +67,7 @@ class CentralAnswers(Answering):
         return vm_object(
             "Vm",
             extId=vm.id,
+            biosUuid=vm.bios_uuid or None,
             name=vm.name,
             description=vm.description,
             createTime=vm.updated,

@@ -50,6 +50,8 @@ class ElementAnswers:
             ],
             "gpu_list": [{"mode": "VIRTUAL", "name": "vGPU"} for _ in range(vm.gpus)],
         }
+        if vm.bios_uuid:
+            resources["bios_uuid"] = vm.bios_uuid
         if vm.tools:
             tools = {"state": "ENABLED", "vss_snapshot_capable": vm.holds_still, "is_reachable": vm.power == "ON"}
             resources["guest_tools"] = {"nutanix_guest_tools": {**tools, "guest_os_version": vm.guest}}

@@ -58,6 +58,7 @@ class VmState:
     holds_still: bool = True  # as far as its tools go
     passed_through: int = 0
     guest: str = ""
+    bios_uuid: str = ""
     description: str = ""
     gpus: int = 0
     version: int = 1

@@ -128,6 +128,14 @@ def test_a_manifest_says_what_the_vm_is_and_what_may_go_wrong(hyperv: FakeHost, 
     assert "VLAN 42" in next(one.assessment for one in manifest.concerns if one.id == "hyperv.vlan")
 
 
+def test_a_guest_keeps_the_uuid_that_it_sees(hyperv: FakeHost, vm: FakeVm) -> None:
+    """Its firmware's, which is another than its VM's id; older answers, in recordings, lack it."""
+    assert inspected(hyperv, vm).uuid == vm.id
+    vm.extra = {"bios_guid": "{967DF1BA-2C00-4998-9F1B-D60BCC0C4B90}"}
+    found = inspected(hyperv, vm)
+    assert (found.uuid, found.vm_id) == ("967df1ba-2c00-4998-9f1b-d60bcc0c4b90", vm.id)
+
+
 def test_the_firmware_of_generation_1_boots_the_first_place_whatever_the_list_begins_with(hyperv: FakeHost, vm: FakeVm) -> None:
     """The cmdlets give the disks as they were attached."""
     (drive,) = hyperv.hyperv.answers()("inspect", {"VmId": vm.id})["drives"]

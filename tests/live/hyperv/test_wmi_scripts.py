@@ -29,7 +29,12 @@ TYPES = {
     "file": "VirtualHardDisk",
     "vlan": "VMNetworkAdapterVlanSetting",
 }
-CLASSES = {"system": "Msvm_ComputerSystem", "job": "Msvm_ConcreteJob", "kvp": "Msvm_KvpExchangeComponent"}
+CLASSES = {
+    "system": "Msvm_ComputerSystem",
+    "job": "Msvm_ConcreteJob",
+    "kvp": "Msvm_KvpExchangeComponent",
+    "realized": "Msvm_VirtualSystemSettingData",
+}
 # Cmdlets whose output goes through a pipeline: the type of `$_` in there.
 PIPED = {
     "Get-VM": "VirtualMachine",

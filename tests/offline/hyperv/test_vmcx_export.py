@@ -19,7 +19,17 @@ from tests.contracts.readers import read_all
 from tests.disks.vhd import vhdx_images
 from tests.offline import appliances
 from tests.offline.hyperv import hyperv_exports
-from tests.offline.hyperv.hyperv_exports import CHECKPOINT, MACHINE, Tree, configuration, drive, ethernet
+from tests.offline.hyperv.hyperv_exports import (
+    BIOS,
+    BIOS_GUID,
+    CHECKPOINT,
+    MACHINE,
+    Tree,
+    configuration,
+    drive,
+    ethernet,
+    laid_over,
+)
 
 VMCX = VmcxExport()
 
@@ -55,7 +65,7 @@ def content(path: Path, root: Path, key: str = "ide0:0") -> bytes:
 
 def test_a_generation_1_machine() -> None:
     vm = described(disks={"ide0:0": "C:\\a.vhdx", "ide1:1": "C:\\b.vhdx", "scsi0:3": "C:\\c.vhdx"}, memory_mib=4096)
-    assert (vm.name, vm.uuid, vm.vm_id) == ("web", MACHINE.lower(), MACHINE.lower())
+    assert (vm.name, vm.uuid, vm.vm_id) == ("web", BIOS_GUID, MACHINE.lower())
     assert (vm.firmware, vm.secure_boot, vm.tpm, vm.power_state) == ("bios", False, False, "off")
     assert (vm.cpu_count, vm.cores_per_socket, vm.memory_bytes) == (2, 2, 4 * GIB)
     assert [(disk.key, disk.label, disk.bus, disk.controller, disk.unit, disk.boot_order) for disk in vm.disks] == [
@@ -64,6 +74,13 @@ def test_a_generation_1_machine() -> None:
         ("scsi0:3", "SCSI 0:3", "scsi", "scsi0", 3, None),
     ]
     assert concern_ids(vm) == {"guest-unknown"}
+
+
+def test_a_machine_keeps_the_uuid_that_its_guest_sees() -> None:
+    """The firmware's, which is another than the machine's id: licences, agents and cloud-init know the guest by it."""
+    tree = configuration({"ide0:0": "C:\\a.vhdx"})
+    assert (parsed(tree).uuid, parsed(tree).vm_id) == (BIOS_GUID, MACHINE.lower())
+    assert parsed(laid_over(tree, {"configuration": {f"_{BIOS}_": {"bios_guid": ""}}})).uuid == MACHINE.lower()
 
 
 def test_a_generation_2_machine_has_uefi_and_secure_boot() -> None:

@@ -156,6 +156,7 @@ class Machine(TypedDict):
     """`inspect`"""
 
     id: str
+    bios_guid: NotRequired[Text]
     name: Text
     state: Number
     generation: Number

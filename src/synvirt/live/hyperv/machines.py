@@ -13,7 +13,7 @@ from synvirt.live import VmRow
 from synvirt.live.hyperv import concerns
 from synvirt.live.hyperv.guest_facts import guest_facts
 from synvirt.machines.guest_os import guest_os
-from synvirt.machines.texts import clean, whole_number
+from synvirt.machines.texts import clean, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 
 Power = Literal["on", "off", "suspended", "unknown"]
@@ -62,7 +62,8 @@ def manifest(vm_id: str, found: Mapping[str, Any], read_by: Concern, *, node: st
     return VmManifest(
         vm_id=vm_id,
         name=clean(str(found["name"])),
-        uuid=str(found["id"]).lower(),
+        # The guest sees the firmware's, and not the VM's id.
+        uuid=uuid_of(str(found.get("bios_guid") or "")) or str(found["id"]).lower(),
         host=node,
         power_state=power_of(found["state"]),
         firmware="uefi" if int(found["generation"]) == 2 else "bios",

@@ -11,6 +11,7 @@ from synvirt.live import VmRow
 from synvirt.live.nutanix.prism import dig, listed, number, text
 from synvirt.live.nutanix.ways import Way
 from synvirt.machines.boot_order import by_bus
+from synvirt.machines.texts import uuid_of
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, VmManifest
 from synvirt.sizes import MIB
 
@@ -38,9 +39,10 @@ class FoundDisk:
 
 @dataclass(frozen=True, slots=True)
 class FoundVm:
-    """A VM from either Prism, with its disks and cards."""
+    """A VM from either Prism, with its disks and cards. `bios_uuid`: the UUID that its guest sees; older versions give none."""
 
     id: str
+    bios_uuid: str
     name: str
     power: Power
     uefi: bool
@@ -73,6 +75,7 @@ def of_central(vm: Mapping[str, Any], containers: Mapping[str, str], subnets: Ma
     held = [one for one in disks if text(one, "backingInfo", "volumeGroupExtId")]
     return FoundVm(
         id=text(vm, "extId"),
+        bios_uuid=text(vm, "biosUuid"),
         name=_named(vm.get("name"), vm.get("extId")),
         power=_POWER.get(text(vm, "powerState"), "unknown"),
         uefi=text(boot, "$objectType").endswith("UefiBoot"),
@@ -140,6 +143,7 @@ def of_element(entity: Mapping[str, Any]) -> FoundVm:
     boot_type = text(boot, "boot_type").upper()
     return FoundVm(
         id=text(entity, "metadata", "uuid"),
+        bios_uuid=text(resources, "bios_uuid"),
         name=_named(dig(status, "name"), dig(entity, "metadata", "uuid")),
         power=_POWER.get(text(resources, "power_state").upper(), "unknown"),
         uefi=boot_type in ("UEFI", "SECURE_BOOT"),
@@ -236,7 +240,7 @@ def manifest(vm: FoundVm, way: Way) -> VmManifest:
     return VmManifest(
         vm_id=vm.id,
         name=vm.name,
-        uuid=vm.id,
+        uuid=uuid_of(vm.bios_uuid) or vm.id,
         host=vm.host,
         power_state=vm.power,
         firmware="uefi" if vm.uefi else "bios",

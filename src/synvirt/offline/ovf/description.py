@@ -126,7 +126,7 @@ def _manifest(
     return VmManifest(
         vm_id=clean(attribute(system, "id")) or name,
         name=name,
-        uuid=uuid_of(attribute(machine, "uuid"), hardware.settings.get("uuid.bios", ""), attribute(system, "id")),
+        uuid=uuid_of(*virtualbox.identities(machine), hardware.settings.get("uuid.bios", ""), attribute(system, "id")),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
         tpm=tpm,

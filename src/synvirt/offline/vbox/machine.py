@@ -174,7 +174,7 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
     return VmManifest(
         vm_id=uuid_of(attribute(machine, "uuid")) or name,
         name=name,
-        uuid=uuid_of(attribute(machine, "uuid")),
+        uuid=uuid_of(*identities(machine)),
         power_state="suspended" if suspended else "off",
         firmware="uefi" if uefi else "bios",
         tpm=tpm,
@@ -206,6 +206,11 @@ def _time(written: str) -> datetime | None:
         return datetime.fromisoformat(written).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
+
+
+def identities(machine: Element | None) -> tuple[str, str]:
+    """The UUID that a clone or a person set for the guest to see, and the machine's own, which it sees without one."""
+    return attribute(child(machine, "Hardware"), "uuid"), attribute(machine, "uuid")
 
 
 def is_uefi(machine: Element | None) -> bool:

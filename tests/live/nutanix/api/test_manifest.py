@@ -36,6 +36,14 @@ def test_a_manifest_has_what_the_platform_knows(cluster: Prisms, which: str) -> 
 
 
 @pytest.mark.parametrize("which", ["central", "element"])
+def test_a_guest_keeps_the_uuid_that_it_sees(cluster: Prisms, which: str) -> None:
+    """A VM that was moved to AHV, or restored, has another than its own id; older versions do not name it."""
+    vm = machine(cluster, bios_uuid="967df1ba-2c00-4998-9f1b-d60bcc0c4b90")
+    found = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
+    assert (found.uuid, found.vm_id) == (vm.bios_uuid, vm.id)
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
 def test_disks_of_a_bus_are_in_the_order_of_their_indices_as_the_firmware_boots_them(cluster: Prisms, which: str) -> None:
     """The list has them as they were attached."""
     vm = machine(cluster)

@@ -3,6 +3,8 @@ param([guid]$VmId)
 
 $vm = Get-SynVirtVM -VmId $VmId
 $system = Get-SynVirtSystem -VmId $VmId
+$realized = Get-CimAssociatedInstance -InputObject $system -ResultClassName Msvm_VirtualSystemSettingData |
+    Where-Object -Property VirtualSystemType -EQ -Value 'Microsoft:Hyper-V:System:Realized' | Select-Object -First 1
 $memory = Get-VMMemory -VM $vm
 $processor = Get-VMProcessor -VM $vm
 $firmware = @{ secure_boot = $false; template = ''; boot = @() }
@@ -31,7 +33,7 @@ $checkpoints = @(Get-VMSnapshot -VM $vm -SnapshotType Standard | ForEach-Object 
     })
 $kvp = Get-CimAssociatedInstance -InputObject $system -ResultClassName Msvm_KvpExchangeComponent | Select-Object -First 1
 ConvertTo-SynVirtAnswer -Value @{
-    id = $vm.Id.ToString(); name = $vm.Name; host = $vm.ComputerName; state = [int]$vm.State; generation = $vm.Generation
+    id = $vm.Id.ToString(); bios_guid = [string]$realized.BIOSGUID; name = $vm.Name; host = $vm.ComputerName; state = [int]$vm.State; generation = $vm.Generation
     version = $vm.Version; clustered = $vm.IsClustered; checkpoint_type = [int]$vm.CheckpointType
     replication = [int]$vm.ReplicationState; notes = [string]$vm.Notes; status = [string]$vm.SecondaryOperationalStatus
     cpus = $processor.Count; cpus_per_socket = ($processor.MaximumCountPerNumaNode * $processor.MaximumCountPerNumaSocket)
