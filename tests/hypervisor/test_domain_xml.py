@@ -20,7 +20,7 @@ from synvirt.kvm.identity import identity_of
 from synvirt.migrations.landing import machine_of
 from synvirt.model.job import BootAttempt, Domain, Migration, StateVisit
 from synvirt.model.kinds import State
-from synvirt.model.machine import Disk, DiskBus, GuestOs, Nic, VmManifest
+from synvirt.model.machine import Disk, DiskBus, Family, GuestOs, Nic, VmManifest
 from synvirt.model.plan import NetworkMap
 from synvirt.model.values import now
 from synvirt.sizes import GIB, MIB
@@ -414,6 +414,19 @@ def test_the_uuid_that_licences_know_the_machine_by_is_kept(uuid: str | None, id
     manifest = OTHER.model_copy(update={"uuid": uuid})
     domain = build(fixed(manifest, identity=identity), volumes(manifest), HOST)
     assert domain.uuid == ((uuid or "").lower() if kept else str(JOB_ID))
+
+
+@pytest.mark.parametrize("family", ["windows", "linux", "other"])
+@pytest.mark.parametrize("reversed_for", [(), ("windows",), ("linux", "other"), ("windows", "linux", "other")])
+def test_a_guest_reads_the_uuid_that_it_read_at_its_source(family: Family, reversed_for: tuple[Family, ...]) -> None:
+    """As pyvmomi's issue 688 has it: vCenter names the first, its guest reads the second."""
+    named, read = "421f245c-7fa8-60fa-6af6-a46351ced0eb", "5c241f42-a87f-fa60-6af6-a46351ced0eb"
+    manifest = OTHER.model_copy(update={"uuid": named, "uuid_reversed_for": reversed_for, "guest_os": GuestOs(family=family)})
+    domain = build(fixed(manifest), volumes(manifest), HOST)
+    assert domain.uuid == (read if family in reversed_for else named)
+    why = [(one.source, one.here, one.why) for one in domain.differences if one.what == "uuid"]
+    said = [(named, read, "the guest reads it so there: its firmware has the bytes in another order")]
+    assert why == (said if family in reversed_for else [])
 
 
 def test_a_mac_that_comes_twice_stays_with_the_first_card() -> None:

@@ -68,6 +68,12 @@ def test_a_machine_keeps_the_uuid_that_its_guest_sees() -> None:
     assert (vm.uuid, vm.vm_id) == ("967df1ba-2c00-4998-9f1b-d60bcc0c4b90", "3bd3d2a7-9d8b-4a3c-9a44-2b1f5c6f4d10")
 
 
+def test_which_guests_read_their_uuid_in_reverse_depends_on_a_setting() -> None:
+    assert parsed().uuid_reversed_for == ("windows",)
+    newer = '<Hardware><BIOS><IOAPIC enabled="true"/><SmbiosUuidLittleEndian enabled="true"/></BIOS>'
+    assert parsed(("<Hardware>", newer)).uuid_reversed_for == ("linux", "other")
+
+
 def test_the_present_state_is_read_through_all_its_snapshots(tmp_path: Path) -> None:
     folder = vbox_machines.machine(tmp_path / "web")
     assert detect(folder, tmp_path).kind == "vbox_folder"

@@ -56,6 +56,15 @@ def content(path: Path, root: Path, key: str = "scsi0:0") -> bytes:
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(
+    ("hardware", "families"),
+    [("12", ("windows",)), ("13", ("windows", "linux", "other")), ("21", ("windows", "linux", "other")), ("", ("windows",))],
+)
+def test_which_guests_read_their_uuid_in_reverse_depends_on_the_hardware(hardware: str, families: tuple[str, ...]) -> None:
+    vm = parsed(('virtualHW.version = "19"', f'virtualHW.version = "{hardware}"'))
+    assert (vm.uuid, vm.uuid_reversed_for) == ("564d0a1b-2c3d-4e5f-6071-8293a4b5c6d7", families)
+
+
 def test_workstation() -> None:
     vm = parsed()
     assert (vm.name, vm.uuid) == ('web "one"', "564d0a1b-2c3d-4e5f-6071-8293a4b5c6d7")

@@ -1,5 +1,6 @@
 """The same guest in each container that is imported: `python -m tests.real.wrapped FOLDER` writes all of them there."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -32,6 +33,11 @@ ethernet0.present = "TRUE"
 ethernet0.connectionType = "nat"
 """
 
+UUID_OF_VSPHERE = b"""
+      <vmw:ExtraConfig xmlns:vmw="http://www.vmware.com/schema/ovf" ovf:required="false" vmw:key="uuid.bios"
+        vmw:value="42 1f 24 5c 7f a8 60 fa-6a f6 a4 63 51 ce d0 eb"/>
+"""
+
 
 def _raw(sample: Sample) -> Path:
     assert sample.raw is not None
@@ -52,9 +58,16 @@ def _ova_archive(imports: Path, sample: Sample) -> Path:
 
 
 def _ovf_folder(imports: Path, sample: Sample) -> Path:
+    """With the UUID that vSphere named, as vmx-13 has it."""
+    folder = imports / "wrapped"
     with tarfile.open(sample.ova) as archive:
-        archive.extractall(imports / "wrapped")
-    return imports / "wrapped"
+        archive.extractall(folder)
+    (descriptor,), (manifest,) = folder.glob("*.ovf"), folder.glob("*.mf")
+    before = descriptor.read_bytes()
+    descriptor.write_bytes(before.replace(b"</VirtualHardwareSection>", UUID_OF_VSPHERE + b"</VirtualHardwareSection>"))
+    old, new = (hashlib.sha256(text).hexdigest() for text in (before, descriptor.read_bytes()))
+    manifest.write_text(manifest.read_text().replace(old, new))
+    return folder
 
 
 def _vmx_folder(imports: Path, sample: Sample) -> Path:

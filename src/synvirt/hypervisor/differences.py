@@ -43,8 +43,15 @@ def _identity(machine: Machine, manifest: VmManifest, name: str) -> Iterator[Dif
         yield _difference("name", manifest.name, name, why)
     uuid = str(uuid_of(machine))
     if manifest.uuid and uuid != manifest.uuid.lower():
-        new = machine.target.identity == "new"
-        yield _difference("uuid", manifest.uuid, uuid, "target.identity is new" if new else "the source's is none")
+        yield _difference("uuid", manifest.uuid, uuid, _why_another_uuid(machine, manifest))
+
+
+def _why_another_uuid(machine: Machine, manifest: VmManifest) -> str:
+    if machine.target.identity == "new":
+        return "target.identity is new"
+    if manifest.guest_os.family in manifest.uuid_reversed_for:
+        return "the guest reads it so there: its firmware has the bytes in another order"
+    return "the source's is none"
 
 
 def _size(machine: Machine, manifest: VmManifest) -> Iterator[Difference]:

@@ -160,13 +160,18 @@ def card(machine: Machine, nic: Nic) -> str:
 
 
 def uuid_of(machine: Machine) -> UUID:
-    """The source's UUID, as licences and cloud-init use it; a new one, where the source has none or it is not to be kept."""
+    """The source's UUID as its guest reads it, because licences and cloud-init use that; a new one, where the source has none
+    or it is not to be kept."""
+    manifest = machine.manifest
     if machine.target.identity == "keep" and not machine.rehearsed:
         try:
-            known = UUID(machine.manifest.uuid or "")
+            known = UUID(manifest.uuid or "")
         except ValueError:
             return machine.id
-        return machine.id if known in _NO_UUIDS else known
+        if known in _NO_UUIDS:
+            return machine.id
+        # QEMU's SMBIOS is later than 2.5: every guest reads the domain's UUID as it is.
+        return UUID(bytes_le=known.bytes) if manifest.guest_os.family in manifest.uuid_reversed_for else known
     return machine.id
 
 

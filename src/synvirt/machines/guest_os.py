@@ -5,11 +5,8 @@ The family decides one thing: Windows guests get virtio drivers before their fir
 """
 
 import re
-from typing import Literal
 
-from synvirt.model.machine import GuestOs
-
-Family = Literal["windows", "linux", "other"]
+from synvirt.model.machine import Family, GuestOs
 
 # VMware's guest ids (`windows2019srv_64Guest`, `winNetEnterpriseGuest`), VirtualBox's (`Windows11_64`), libosinfo's
 # (`win2k22`), oVirt's (`windows_2022x64`), XenServer's («Windows Server 2022 (64-bit)») and CIM's own («Microsoft Windows …»).

@@ -14,7 +14,7 @@ from synvirt.blocks import DiskReader
 from synvirt.errors import SynvirtError
 
 if TYPE_CHECKING:  # it loads pydantic, which what reads a guest's disks in a cage does not need
-    from synvirt.machines.guest_os import Family
+    from synvirt.model.machine import Family
 
 # A table lies in the first sectors; disks with sectors of 4096 bytes keep it in the same sectors, eight times as far.
 _SECTOR_SIZES = (512, 4096)

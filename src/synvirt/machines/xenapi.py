@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from synvirt.machines import concerns, reaching
+from synvirt.machines import concerns, reaching, smbios
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
@@ -76,6 +76,7 @@ def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record],
         vm_id=vm_ref,
         name=clean(text(vm, "name_label")) or "imported",
         uuid=uuid_of(text(vm, "uuid")),
+        uuid_reversed_for=smbios.WINDOWS,
         power_state=_POWER.get(text(vm, "power_state"), "unknown"),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,

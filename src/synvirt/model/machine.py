@@ -19,10 +19,13 @@ def letters(number: int) -> str:
     return found
 
 
+Family = Literal["windows", "linux", "other"]
+
+
 class GuestOs(Model):
     """The guest's system: its family, and the id and name that the source gives it."""
 
-    family: Literal["windows", "linux", "other"] = "other"
+    family: Family = "other"
     id: str = ""
     name: str = ""
 
@@ -84,6 +87,8 @@ class VmManifest(Model):
     vm_id: str
     name: str
     uuid: str | None = None
+    # Guests of these families read the bytes of each of its first three fields in reverse order (machines/smbios.py).
+    uuid_reversed_for: tuple[Family, ...] = ()
     # The platform's host that has the VM; empty where the platform is one host, or does not say.
     host: str = ""
     power_state: Literal["on", "off", "suspended", "unknown"] = "off"

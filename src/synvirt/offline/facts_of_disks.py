@@ -13,9 +13,9 @@ from synvirt.disks.specs import ImageSpec, ReaderSpec, format_name, versions
 from synvirt.errors import HostPathRejected, UnsupportedFormat
 from synvirt.machines import concerns, partitions
 from synvirt.machines.concerns import UNKNOWN_GUEST
-from synvirt.machines.guest_os import Family, names_another
+from synvirt.machines.guest_os import names_another
 from synvirt.machines.partitions import UNKNOWN, Layout
-from synvirt.model.machine import Concern, Disk, GuestOs, VmManifest
+from synvirt.model.machine import Concern, Disk, Family, GuestOs, VmManifest
 from synvirt.offline.single.raw_device import raw_device
 from synvirt.remote import is_size_alone
 from synvirt.sizes import GIB

@@ -136,6 +136,12 @@ def test_a_guest_keeps_the_uuid_that_it_sees(hyperv: FakeHost, vm: FakeVm) -> No
     assert (found.uuid, found.vm_id) == ("967df1ba-2c00-4998-9f1b-d60bcc0c4b90", vm.id)
 
 
+def test_linux_of_generation_1_reads_its_uuid_in_reverse(hyperv: FakeHost, vm: FakeVm) -> None:
+    assert inspected(hyperv, vm).uuid_reversed_for == ()
+    vm.extra = {"generation": 1}
+    assert inspected(hyperv, vm).uuid_reversed_for == ("linux",)
+
+
 def test_the_firmware_of_generation_1_boots_the_first_place_whatever_the_list_begins_with(hyperv: FakeHost, vm: FakeVm) -> None:
     """The cmdlets give the disks as they were attached."""
     (drive,) = hyperv.hyperv.answers()("inspect", {"VmId": vm.id})["drives"]

@@ -83,6 +83,11 @@ def test_a_machine_keeps_the_uuid_that_its_guest_sees() -> None:
     assert parsed(laid_over(tree, {"configuration": {f"_{BIOS}_": {"bios_guid": ""}}})).uuid == MACHINE.lower()
 
 
+def test_linux_of_generation_1_reads_its_uuid_in_reverse() -> None:
+    found = [described(disks={"scsi0:0": "C:\\a.vhdx"}, generation=one).uuid_reversed_for for one in (1, 2)]
+    assert found == [("linux",), ()]
+
+
 def test_a_generation_2_machine_has_uefi_and_secure_boot() -> None:
     vm = described(disks={"scsi0:0": "C:\\a.vhdx"}, generation=2)
     assert (vm.firmware, vm.secure_boot, vm.disks[0].key) == ("uefi", True, "scsi0:0")

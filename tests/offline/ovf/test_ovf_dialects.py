@@ -89,6 +89,20 @@ def test_a_bios_that_is_stated_is_one_whatever_is_left_of_secure_boot(name: str,
     assert not {"uefi-state-lost", "secure-boot"} & concern_ids(vm)
 
 
+def test_which_guests_read_their_uuid_in_reverse_depends_on_who_wrote_the_file() -> None:
+    setting = '<vmw:ExtraConfig vmw:key="uuid.bios" vmw:value="42 1f 24 5c 7f a8 60 fa-6a f6 a4 63 51 ce d0 eb"/>'
+    firmware = '<vmw:Config ovf:required="false" vmw:key="firmware" vmw:value="efi"/>'
+    vmware = edited("ovftool", (firmware, firmware + setting))
+    assert vmware.uuid == "421f245c-7fa8-60fa-6af6-a46351ced0eb"
+    found = {name: manifest(name).uuid_reversed_for for name in ("virtualbox", "xenserver", "ovirt")}
+    assert found | {"vmware": vmware.uuid_reversed_for} == {
+        "virtualbox": ("windows",),
+        "xenserver": ("windows",),
+        "ovirt": (),
+        "vmware": ("windows", "linux", "other"),
+    }
+
+
 def test_vmware_pci_passthrough() -> None:
     vm = edited("ovftool", ("<rasd:ResourceSubType>vmware.vtpm<", "<rasd:ResourceSubType>vmware.pci.passthrough<"))
     assert "passthrough-device:Virtual TPM" in concern_ids(vm)

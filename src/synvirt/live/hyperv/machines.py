@@ -12,6 +12,7 @@ from synvirt.errors import MalformedArchive
 from synvirt.live import VmRow
 from synvirt.live.hyperv import concerns
 from synvirt.live.hyperv.guest_facts import guest_facts
+from synvirt.machines import smbios
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
@@ -64,6 +65,7 @@ def manifest(vm_id: str, found: Mapping[str, Any], read_by: Concern, *, node: st
         name=clean(str(found["name"])),
         # The guest sees the firmware's, and not the VM's id.
         uuid=uuid_of(str(found.get("bios_guid") or "")) or str(found["id"]).lower(),
+        uuid_reversed_for=smbios.of_hyperv(generation=int(found["generation"])),
         host=node,
         power_state=power_of(found["state"]),
         firmware="uefi" if int(found["generation"]) == 2 else "bios",

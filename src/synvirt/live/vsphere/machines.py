@@ -24,6 +24,7 @@ from synvirt.live.vsphere.disks import (
     type_name,
 )
 from synvirt.live.vsphere.ways import Way
+from synvirt.machines import smbios
 from synvirt.model.machine import Disk, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import MIB
 
@@ -133,6 +134,7 @@ def manifest(
         vm_id=vm_id,
         name=shown(found.get("name") or vm_id),
         uuid=found.get("config.uuid"),
+        uuid_reversed_for=smbios.of_vmware(str(found.get("config.version") or "")),
         host=host,
         power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
         firmware="uefi" if uefi else "bios",

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import PureWindowsPath
 
 from synvirt.errors import MalformedArchive
-from synvirt.machines import concerns, reaching
+from synvirt.machines import concerns, reaching, smbios
 from synvirt.machines.texts import clean, uuid_of
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.offline.hyperv.storage import Tree, Value
@@ -91,6 +91,7 @@ def machine(tree: Tree, file: str, *, snapshots: tuple[Snapshot, ...] = (), save
         vm_id=identity or clean(file),
         name=clean(_text(configuration, "properties", "name")) or "imported",
         uuid=uuid_of(_text(bios, "bios_guid")) or identity,  # the guest sees the firmware's, and not the machine's id
+        uuid_reversed_for=smbios.of_hyperv(generation=2 if uefi else 1),
         power_state="suspended" if saved else "off",
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,

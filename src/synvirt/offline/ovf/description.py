@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from synvirt.machines import concerns, reaching
+from synvirt.machines import concerns, reaching, smbios
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, uuid_of
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, VmManifest
@@ -101,6 +101,15 @@ def _label(item: Attachment | None, key: str, others: Mapping[str, Disk]) -> str
     return label if label not in taken else f"{label} ({clean(key)})"
 
 
+def _uuid_reversed_for(machine: Element | None, hardware: Hardware) -> smbios.Families:
+    """Who reads the UUID in reverse, by the product that wrote the file."""
+    if machine is not None:
+        return virtualbox.uuid_reversed_for(machine)
+    if hardware.settings.get("uuid.bios"):
+        return smbios.of_vmware(hardware.system_type)
+    return smbios.WINDOWS if hardware.system_type.lower().startswith(("xen", "hvm")) else ()
+
+
 def _manifest(
     root: Element, system: Element, hardware: Hardware, disks: tuple[Disk, ...], disk_concerns: list[Concern]
 ) -> VmManifest:
@@ -127,6 +136,7 @@ def _manifest(
         vm_id=clean(attribute(system, "id")) or name,
         name=name,
         uuid=uuid_of(*virtualbox.identities(machine), hardware.settings.get("uuid.bios", ""), attribute(system, "id")),
+        uuid_reversed_for=_uuid_reversed_for(machine, hardware),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
         tpm=tpm,

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.machines import concerns, reaching
+from synvirt.machines import concerns, reaching, smbios
 from synvirt.machines.guest_os import guest_os
-from synvirt.machines.texts import clean, uuid_of, whole_number
+from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
 from synvirt.sizes import MIB
 from synvirt.xml_document import attribute, child, children, local
@@ -175,6 +175,7 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
         vm_id=uuid_of(attribute(machine, "uuid")) or name,
         name=name,
         uuid=uuid_of(*identities(machine)),
+        uuid_reversed_for=uuid_reversed_for(machine),
         power_state="suspended" if suspended else "off",
         firmware="uefi" if uefi else "bios",
         tpm=tpm,
@@ -211,6 +212,12 @@ def _time(written: str) -> datetime | None:
 def identities(machine: Element | None) -> tuple[str, str]:
     """The UUID that a clone or a person set for the guest to see, and the machine's own, which it sees without one."""
     return attribute(child(machine, "Hardware"), "uuid"), attribute(machine, "uuid")
+
+
+def uuid_reversed_for(machine: Element | None) -> smbios.Families:
+    """Who reads the UUID in reverse: a setting that newer versions make."""
+    firmware = child(child(machine, "Hardware"), "BIOS")
+    return smbios.of_virtualbox(little_endian=is_true(attribute(child(firmware, "SmbiosUuidLittleEndian"), "enabled")))
 
 
 def is_uefi(machine: Element | None) -> bool:

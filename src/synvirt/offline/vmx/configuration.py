@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.machines import concerns, reaching
+from synvirt.machines import concerns, reaching, smbios
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, vmware_encoding, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
@@ -198,6 +198,7 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
         vm_id=clean(entries.get("uuid.bios", "")) or clean(entries.get("displayname", "")) or "imported",
         name=clean(entries.get("displayname", "")) or "imported",
         uuid=uuid_of(entries.get("uuid.bios", "")),
+        uuid_reversed_for=smbios.of_vmware(entries.get("virtualhw.version", "")),
         power_state="suspended" if suspended else "off",
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,

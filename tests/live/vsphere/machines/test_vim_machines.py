@@ -24,6 +24,15 @@ from tests.house import live_plan
 from tests.live.vsphere.machines.made import Backing, Disk, a_disk, critical, described, found
 
 
+@pytest.mark.parametrize(
+    ("hardware", "families"), [("vmx-10", ("windows",)), ("vmx-13", ("windows", "linux", "other")), ("", ("windows",))]
+)
+def test_which_guests_read_their_uuid_in_reverse_depends_on_the_hardware(hardware: str, families: tuple[str, ...]) -> None:
+    uuid = "421f245c-7fa8-60fa-6af6-a46351ced0eb"
+    one = described(config__uuid=uuid, config__version=hardware)
+    assert (one.uuid, one.uuid_reversed_for) == (uuid, families)
+
+
 def test_a_machine_of_many_parts() -> None:
     efi = vim.vm.BootOptions(
         efiSecureBootEnabled=True,

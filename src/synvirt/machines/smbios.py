@@ -1,0 +1,45 @@
+"""How a guest reads the UUID that its firmware shows.
+
+SMBIOS has the UUID as sixteen bytes (DSP0134 section 7.2.1). Since version 2.6 its first three fields are little-endian;
+before, each firmware chose. Windows reads them as little-endian always, Linux and others as big-endian up to version 2.5. So
+guests may read another UUID than the platform names: the bytes of each of the first three fields are in reverse order,
+71404d56-... for 564d4071-....
+
+    platform                     bytes           version   read in reverse by
+    VMware, hardware up to 12    big-endian      2.4       Windows             (Broadcom KB 344089)
+    VMware, hardware from 13 on  big-endian      2.7       all                 (VMware KB 53609)
+    Xen                          big-endian      2.4       Windows             (AWS, «identify_ec2_instances»)
+    VirtualBox                   big-endian      2.5       Windows
+    VirtualBox, newer machines   little-endian   2.5       all but Windows     (VBoxManage modifyvm --system-uuid-le)
+    Hyper-V, generation 1        little-endian   2.3       Linux               (virt-who, pull request 421)
+    Hyper-V, generation 2; QEMU  little-endian   2.8, 3    nobody
+
+QEMU shows every guest the domain's UUID as it is. So the domain of a guest that read its own in reverse gets the reversed one.
+"""
+
+import re
+
+from synvirt.model.machine import Family
+
+Families = tuple[Family, ...]
+
+WINDOWS: Families = ("windows",)
+ALL: Families = ("windows", "linux", "other")
+_VMWARE_SINCE_2_7 = 13
+_VMWARE = re.compile(r"(?:vmx-)?(\d{1,3})", re.ASCII)
+
+
+def of_vmware(version: str) -> Families:
+    """Who reads `uuid.bios` in reverse. `version`: of the virtual hardware, `vmx-19` or `19`."""
+    found = _VMWARE.fullmatch(version.strip().lower())
+    return ALL if found and int(found[1]) >= _VMWARE_SINCE_2_7 else WINDOWS
+
+
+def of_virtualbox(*, little_endian: bool) -> Families:
+    """`little_endian`: SmbiosUuidLittleEndian in the machine's settings."""
+    return ("linux", "other") if little_endian else WINDOWS
+
+
+def of_hyperv(*, generation: int) -> Families:
+    """Where nothing says which system the guest has, it is rather Windows, which reads its own as it is."""
+    return ("linux",) if generation == 1 else ()
