@@ -106,6 +106,24 @@ def test_nothing_secret_is_in_it(service: Service, run: Run, tmp_path: Path, mon
     assert "keyring" not in " ".join(found)
 
 
+@pytest.mark.parametrize("password", [f"/{SECRET}", f"12#{SECRET}", f"?{SECRET}", f"%2F{SECRET}"])
+def test_no_part_of_the_settings_shows_a_secret(tmp_path: Path, run: Run, password: str) -> None:
+    """A database's password may begin with what ends a URL's host, and a command's arguments are anything."""
+    config, out = tmp_path / "synvirt.toml", tmp_path / "help.tar.gz"
+    argv = ["/usr/bin/curl", "--oauth2-bearer", SECRET, "-u", f"me:{SECRET}", f"https://hooks.example/services/{SECRET}"]
+    config.write_text(
+        f'database_url = "postgresql://synvirt:{password}@db.example/synvirt"\n'
+        f"[wave_commands.chat]\nargv = {json.dumps(argv)}\n"
+    )
+    (tmp_path / "demo.log").write_text(f"cannot connect to postgresql://synvirt:{password}@db.example/synvirt")
+    assert run("support-bundle", out, "--config", config, "--data-dir", tmp_path).exit_code == 0
+    found = contents(out)
+    assert {name for name, text in found.items() if SECRET in text} == set()
+    settings = json.loads(found["settings.json"])
+    assert settings["database_url"].endswith("@db.example/synvirt")
+    assert settings["wave_commands"]["chat"]["argv"][0] == "/usr/bin/curl"
+
+
 def test_a_secret_that_begins_before_the_end_of_a_long_log_is_not_in_it(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

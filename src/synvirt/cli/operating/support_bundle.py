@@ -97,9 +97,11 @@ def _known(settings: "Settings") -> tuple[str, ...]:
     """Secrets that this process can see, in each form in which they may be quoted."""
     from urllib.parse import unquote, urlsplit
 
+    url = settings.database_url
     named = ("PASSWORD", "PASSPHRASE", "RECOVERY_KEY", "TOKEN", "SECRET")
     found = [value for variable, value in os.environ.items() if any(word in variable.upper() for word in named)]
-    if (password := urlsplit(settings.database_url).password) is not None:
+    # A driver takes all up to the @; for urlsplit, a password with one of /?# ends there, and with it the host.
+    for password in (urlsplit(url).password or "", url.partition("://")[2].rpartition("@")[0].partition(":")[2]):
         found += [password, unquote(password)]
     # A shorter one is part of many words.
     return tuple(sorted({value for value in found if len(value) >= 4}, key=len, reverse=True))
@@ -112,7 +114,7 @@ def _parts(options: Options, settings: "Settings", logs: tuple[Path, ...]) -> It
     known = _known(settings)
     for name, ask in (
         ("about", _about),
-        ("settings", lambda: settings.model_dump(mode="json")),
+        ("settings", lambda: _shown_settings(settings)),
         ("doctor", lambda: _doctor(settings)),
         ("migrations", lambda: _jobs(options, settings)),
         ("sources", lambda: _asked(options, "/sources")),
@@ -150,6 +152,16 @@ def _about() -> dict[str, str]:
     from synvirt.model.values import now
 
     return {"synvirt": __version__, "python": platform.python_version(), "host": platform.platform(), "at": now().isoformat()}
+
+
+def _shown_settings(settings: "Settings") -> dict[str, Any]:
+    """Of a command only its program: each argument may be a secret, a token or a URL that is one, and many do not show it."""
+    from synvirt.redacting import GONE
+
+    found = settings.model_dump(mode="json")
+    for command in found["wave_commands"].values():
+        command["argv"][1:] = [GONE] * len(command["argv"][1:])
+    return found
 
 
 def _doctor(settings: "Settings") -> dict[str, Any]:
