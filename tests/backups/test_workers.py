@@ -100,6 +100,19 @@ def test_a_worker_that_is_killed_is_replaced_and_the_service_reads_nothing_meanw
     assert house.ended(house.backups.verify_repository(known.id)).status == "completed"
 
 
+def test_the_figures_of_a_verification_end_with_all_that_it_read(house: House) -> None:
+    """Of a point it reads each chunk once, and no zeros: what that comes to is known at its end."""
+    house.image("web", content() + bytes(3 * CHUNK_BYTES) + content())
+    job = house.job("web")
+    (point,) = house.run(job).restore_point_ids
+    whole = house.ended(house.backups.verify_repository(job.repository_id))
+    assert whole.report is not None
+    stored = sum(one.stat().st_size for one in (house.folder / "repository/packs").iterdir())
+    assert whole.report.bytes_read == stored
+    for run, read in ((whole, stored), (house.ended(house.backups.verify(point)), len(content()))):
+        assert (run.status, run.progress.bytes_done, run.progress.bytes_total) == ("completed", read, read)
+
+
 # The first worker of a collection dies as soon as it has moved what a pack had.
 DIES_ONCE = """
 import os, sys

@@ -116,6 +116,8 @@ class Upkeep:
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
             self._working.carry_out(order, on_message, under_way.stop)
+        # Zeros are not read, and a chunk only once: what that comes to is known only now.
+        under_way.figure(found.bytes_read, found.bytes_read)
         self._note_states({point.id: found.wrong is not None})
         _condemn(under_way, repository, sorted(found.broken))
         if found.wrong:
@@ -151,6 +153,7 @@ class Upkeep:
             # Before the packs are listed: what a point that comes later lies in may not be read.
             mine = [point.id for point in self._points.all({"repository_id": [str(repository_id)]})]
             self._working.carry_out(order, on_message, under_way.stop)
+        under_way.figure(report.bytes_read, report.bytes_read)
         repository.refresh()
         if forged := authors.warn_of_all(under_way, repository):
             wrongs, points_too = (*report.wrongs, *(wrong for _, wrong in forged)), tuple(id_ for id_, _ in forged)
