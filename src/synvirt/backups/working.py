@@ -95,6 +95,7 @@ class Working:
             except SynvirtError as error:
                 served.failure = None if ended.is_set() else error
             finally:
+                served.ended.set()
                 served.ready.set()
 
         thread = threading.Thread(target=serve, name="backup-serve", daemon=True)
@@ -140,15 +141,18 @@ def _is_more(key: str, count: int, best: dict[str, int]) -> bool:
 
 
 class Served:
-    """`uris`: by the disk's number in its point. `failure`: the error of a read, or of the worker."""
+    """`uris`: by the disk's number in its point. `ended`: they are served no more. `failure`: the error of a read, or of the
+    worker."""
 
     def __init__(self) -> None:
-        self.ready = threading.Event()
+        self.ready, self.ended = threading.Event(), threading.Event()
         self.uris: dict[int, str] = {}
         self.failure: SynvirtError | None = None
 
-    def check(self) -> None:
-        """Raises the error that the worker ended with, if it did."""
+    def check(self, within_s: float = 0.0) -> None:
+        """Raises the error that the worker ended with, if it did. `within_s`: or does in this time."""
+        if within_s:
+            self.ended.wait(within_s)
         if self.failure is not None:
             raise self.failure
 
