@@ -2,14 +2,18 @@
 
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from synvirt.backups.limits import Limits
 from synvirt.backups.model import RestoreRequest
+from synvirt.errors import BackupInternal
 from synvirt.jobs.slots import Slots, guests_of, repository
+from synvirt.store.store import StoreAway
 from tests.backups.house import House, disk_content
 from tests.fakes.backups import backups_of
 from tests.running.processes import until
@@ -108,3 +112,26 @@ def test_what_a_killed_service_held_is_free_once_its_host_starts_over(house: Hou
     assert house.store.slots.take(uuid4(), {key: 1}, host="local")
     house.store.hosts.begin("local", ttl_s=1000, document="{}")
     assert house.run(job).status == "completed"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_ends_while_the_store_fails_leaves_no_slot(
+    house: House, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Nobody else would ever give it back. `fails`: with its guest; else it is away after the collection, the last step."""
+    job, left, calls = house.job("web"), house.store.slots.leave, count()
+
+    def away(*arguments: Any) -> None:
+        if fails or next(calls) == 1:
+            raise StoreAway("the store failed: server closed the connection unexpectedly")
+        left(*arguments)
+
+    def broken() -> None:
+        raise BackupInternal("the guest's disks cannot be held")
+
+    monkeypatch.setattr(house.store.slots, "leave", away)
+    monkeypatch.setattr(house.guests, "gate", broken if fails else lambda: None)
+    run = house.run(job)
+    assert run.status == ("failed" if fails else "completed")
+    assert fails or "garbage was not collected" in run.warnings[0].message
+    assert house.store.slots.counts() == {}

@@ -383,10 +383,10 @@ class Runs:
             **failure,
         )
         # Its request, its progress and its ledger are removed together with its end. Otherwise, after a kill in between, a run
-        # would continue that cannot, or overwrite what belongs to its user by then.
+        # would continue that cannot, or overwrite what belongs to its user by then. So is a slot that it could not give back.
         gone = self._memory.keys(run.id)
         settled = (Owner("run", run.id),) if error is None and run.kind == "restore" else ()
-        self._save(run, gone=gone, settled=settled)
+        self._save(run, gone=gone, settled=settled, slots_of=(run.id,))
         self._kept.pop(run.id, None)
 
     def _warned(self, run: BackupRun) -> BackupRun:
@@ -402,9 +402,10 @@ class Runs:
         with_: tuple[Row, ...] = (),
         gone: tuple[Key, ...] = (),
         settled: tuple[Owner, ...] = (),
+        slots_of: tuple[UUID, ...] = (),
     ) -> None:
         row = Row("run", run.id, run, state=str(run.status), announced=announced)
-        self._rows.put_all([row, *with_], host=self._host, gone=gone, settled=settled)
+        self._rows.put_all([row, *with_], host=self._host, gone=gone, settled=settled, slots_of=slots_of)
         if announced:
             self.figures.committed()
 

@@ -15,6 +15,7 @@ from synvirt.store.events import OF_RUNS, Event
 from synvirt.store.filters import Way, fields_are, kept, page_of
 from synvirt.store.ledger import LedgerRows, Owner
 from synvirt.store.ledger import forget as settle
+from synvirt.store.slots import free
 from synvirt.store.tables import backup_events, backups
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -90,10 +91,21 @@ class BackupRows:
         """Adds a document, or replaces it."""
         self.put_all([Row(kind, id_, document, state)], host=host)
 
-    def put_all(self, rows: list[Row], *, host: str, gone: tuple[Key, ...] = (), settled: tuple[Owner, ...] = ()) -> None:
-        """Stores all rows or none. In the same transaction the documents `gone` are removed, and the ledgers of `settled`:
-        their users keep those things. Unreadable, where a document to be replaced is quarantined."""
+    def put_all(
+        self,
+        rows: list[Row],
+        *,
+        host: str,
+        gone: tuple[Key, ...] = (),
+        settled: tuple[Owner, ...] = (),
+        slots_of: tuple[UUID, ...] = (),
+    ) -> None:
+        """Stores all rows or none. In the same transaction the documents `gone` are removed, the ledgers of `settled`: their
+        users keep those things, and the slots of the runs `slots_of`. Unreadable, where a document to be replaced is
+        quarantined."""
         with self._writing() as db:
+            for run_id in slots_of:
+                free(db, run_id)
             for owner in settled:
                 settle(db, owner)
             for kind, id_ in gone:

@@ -71,7 +71,7 @@ class SlotRows:
         """Gives back a job's slots and places in lines; None: all of them. Idempotent."""
         with self._writing() as db:
             if resources is None:
-                db.execute(_LEAVE_ALL, {"job": str(job_id)})
+                free(db, job_id)
             else:
                 db.execute(_LEAVE, {"job": str(job_id), "wanted": list(resources)})
 
@@ -100,6 +100,11 @@ class SlotRows:
                 had, waited = found.get(resource, (0, 0))
                 found[resource] = (had + count, waited) if held else (had, waited + count)
         return found
+
+
+def free(db: Connection, job_id: UUID) -> None:
+    """Gives back a job's slots and places in lines, in the caller's transaction."""
+    db.execute(_LEAVE_ALL, {"job": str(job_id)})
 
 
 # Made once: each pass of a job takes slots, and to make a statement costs more than SQLite takes to answer it.
