@@ -22,6 +22,7 @@ from synvirt.backups.runs import RunKind
 from synvirt.backups.under_way import UnderWay
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
+from synvirt.jobs import runner
 from synvirt.jobs.rate import Rate
 from synvirt.model.values import now
 from synvirt.repository import packs
@@ -29,6 +30,7 @@ from synvirt.repository.folder import Entry, HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Session
 from synvirt.repository.verify import verify_repository
+from synvirt.store.store import StoreAway
 from tests.backups.house import House
 from tests.drawn import shared_in_a_file
 
@@ -337,3 +339,42 @@ def test_the_rate_is_of_the_last_seconds() -> None:
         figure = rate.at(6000)
     assert figure == 0.0
     assert rate.at(0) == 0.0, "what goes back is no rate below nothing"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_run_is_run_though_the_answer_to_its_commit_was_lost(
+    house: House, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    """Its job would run never again, as one of its runs has not ended."""
+    monkeypatch.setattr(runner, "RECONCILE_EVERY_S", 1000 if cancelled else 0.1)
+    job, real = house.job("web"), house.store.backups.put_all
+    house.run(job)
+
+    def lost(*arguments: Any, **named: Any) -> None:
+        real(*arguments, **named)
+        monkeypatch.setattr(house.store.backups, "put_all", real)
+        raise StoreAway("the store failed: server closed the connection unexpectedly")
+
+    monkeypatch.setattr(house.store.backups, "put_all", lost)
+    with pytest.raises(StoreAway):
+        house.backups.run_job(job.id)
+    run, _ = house.backups.runs.page(limit=9, cursor=None)[0]
+    if cancelled:
+        house.backups.runs.cancel(run.id)
+    assert house.ended(run).status == ("cancelled" if cancelled else "completed")
+    assert house.run(job).status == "completed"
+
+
+def test_a_run_that_was_not_stored_is_not_run(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, real = house.job("web"), house.store.backups.put_all
+
+    def away(*_: object, **__: object) -> None:
+        monkeypatch.setattr(house.store.backups, "put_all", real)
+        raise StoreAway("the store failed: connection refused")
+
+    monkeypatch.setattr(house.store.backups, "put_all", away)
+    with pytest.raises(StoreAway):
+        house.backups.run_job(job.id)
+    run = house.run(job)
+    assert run.status == "completed"
+    assert house.backups.runs.page(limit=9, cursor=None)[0] == [house.backups.runs.get(run.id)]

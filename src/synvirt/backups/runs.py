@@ -112,9 +112,9 @@ class Runs:
         self._stops: dict[UUID, Stop] = {}
         self._at_work: set[UUID] = set()
         self._started = self._closing = self._paused = False
-        # Runs that a lost lease interrupted, until the lease is held again.
-        self._cut: set[UUID] = set()
-        self._runner = Runner(self._run, lambda: list(self._begun), name="backups")
+        # Runs that a lost lease interrupted, until it is held again; and those that may be stored, though the store failed.
+        self._cut, self._in_doubt = set[UUID](), set[UUID]()
+        self._runner = Runner(self._run, self._to_run, name="backups")
         self.figures = Figures[Status]()
 
     def start(self, *, counted: bool = True) -> list[BackupRun]:
@@ -213,6 +213,7 @@ class Runs:
         """Cancels the run. A waiting one ends at once. BackupConflict, if it has ended, or would lose what a guest wrote since
         its instant start and the request does not allow that."""
         with self.lock:
+            self._to_run()
             run = self.get(run_id)
             if run.status in ENDS:
                 raise BackupConflict(f"run {run_id} has ended: it is {run.status}")
@@ -262,14 +263,26 @@ class Runs:
             raise BackupConflict("the service is being stopped")
         if self._paused:
             raise BackupConflict("this host has lost its lease", hint="see the list of hosts; it gets a new lease by itself")
-        run = run.model_copy(update={"host": self._host})
-        self._save(run, with_=with_)
-        self._stops[run.id], self._begun[run.id] = Stop(), run
         if not self._started:
             self._started = True
             self._runner.start()
+        run = run.model_copy(update={"host": self._host})
+        self._in_doubt.add(run.id)
+        self._save(run, with_=with_)
+        self._in_doubt.discard(run.id)
+        self._stops[run.id], self._begun[run.id] = Stop(), run
         self._runner.begin(run.id)
         return run
+
+    def _to_run(self) -> list[UUID]:
+        """The runs that were begun and have not ended; also one that is stored, though the answer to its commit was lost."""
+        with self.lock:
+            for run_id in self._in_doubt - self._begun.keys():
+                with contextlib.suppress(BackupNotFound):
+                    if (run := self.get(run_id)).status not in ENDS:
+                        self._stops[run_id], self._begun[run_id] = Stop(), run
+            self._in_doubt.clear()
+            return list(self._begun)
 
     async def _run(self, run_id: UUID) -> None:
         """Runs it to its end, or until it is interrupted."""
