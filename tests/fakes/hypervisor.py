@@ -3,7 +3,7 @@
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,7 +131,7 @@ class FakeHypervisor:
             self.away -= 1
             raise HypervisorAway("client socket is closed", hint="this host's libvirtd was restarted")
 
-    def define(self, domain: Domain) -> None:
+    def define(self, domain: Domain, moved: Sequence[Volume] = ()) -> None:
         self._check_answers()
         if self.fail == "define":
             raise DomainDefineFailed("the fake hypervisor does not like this domain")

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from uuid import UUID
 from synvirt.fleet.carrying import Carrying, carried, failed
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.placing import Placing
+from synvirt.hypervisor import Volume
 from synvirt.live import VmRow
 from synvirt.migrations.engine import Engine
 from synvirt.migrations.hosts.about import host_of
@@ -55,8 +56,8 @@ class KeptHypervisor(FakeHypervisor):
             new.write_text(json.dumps(kept))
             new.rename(self._file)
 
-    def define(self, domain: Domain) -> None:
-        super().define(domain)
+    def define(self, domain: Domain, moved: Sequence[Volume] = ()) -> None:
+        super().define(domain, moved)
         self._keep()
 
     def start(self, uuid: UUID) -> None:

@@ -1,6 +1,6 @@
 """The hypervisor of this host: define, start, see it boot. Blocking code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -77,7 +77,8 @@ class Hypervisor(Protocol):
     - `emulates()`: whether KVM does not work here.
     - `check_free(wanted)`: Conflict, when a domain of another job has its name, its UUID or one of its MACs.
     - `define(domain)`, `start(uuid)`: idempotent. DomainDefineFailed, or Conflict as above. A guest that runs on another rung
-      of its job is stopped first: only its volumes go from one rung to the next.
+      of its job is stopped first: only its volumes go from one rung to the next. `moved`: volumes onto which the guest moves:
+      if it is defined, only the disks on these become as in `domain`, and all else stays as somebody may have changed it.
     - `lived(uuid)`: whether the domain runs, or has ever run; None, where there is no such domain.
     - `wait_until_booted(uuid, timeout_s, stop)`: the sign that was seen (`agent`, …). GuestBootFailed, with the cause and the
       end of the console, after a screenshot was stored; Cancelled, as soon as `stop()` is true.
@@ -117,7 +118,7 @@ class Hypervisor(Protocol):
     def console_log(self, uuid: UUID) -> Path: ...
     def emulates(self) -> bool: ...
     def check_free(self, wanted: Identity) -> None: ...
-    def define(self, domain: Domain) -> None: ...
+    def define(self, domain: Domain, moved: Sequence[Volume] = ()) -> None: ...
     def start(self, uuid: UUID) -> None: ...
     def lived(self, uuid: UUID) -> Lived | None: ...
     def wait_until_booted(self, uuid: UUID, timeout_s: float, stop: Callable[[], bool]) -> str: ...

@@ -13,7 +13,7 @@ left is never read again.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree as ET  # of libvirt's own answers: a domain that we defined
@@ -73,7 +73,24 @@ def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], N
         time.sleep(POLL_S)
 
 
+def on_volumes(domain: Any, wanted: str, volumes: Sequence[Volume]) -> str:
+    """The domain's definition with its disks on these volumes as in the `wanted` one. All else stays as it is, as its operator
+    may have changed it while the guest was copied. libvirtError."""
+    libvirt = load()
+    root = ET.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))  # noqa: S314 - libvirt's own
+    for volume in volumes:
+        there = _disk_of(wanted, volume)
+        for disk in _disks_on(root, volume):  # none, if it was taken away meanwhile
+            disk.set("type", there.get("type", ""))
+            for part in [part for part in disk if part.tag in _OF_PLACE]:
+                disk.remove(part)
+            disk.extend(part for part in there if part.tag in _OF_PLACE)
+    return ET.tostring(root, encoding="unicode")
+
+
 _KEPT = "The guest is kept; it is tried again"
+# What a disk has by its place, and not by what it is for its guest.
+_OF_PLACE = frozenset(("driver", "source", "backingStore", "mirror"))
 
 
 def _is_off(domain: Any) -> bool:
@@ -179,11 +196,14 @@ def _commit_offline(domain: Any, volume: Volume) -> bool:
 
 def _disk_of(xml: str, volume: Volume) -> ET.Element:
     """The disk whose source is one of the volume's layers."""
-    early = _early(volume)
-    for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314 - libvirt's own
-        if _file(disk) in (early.top, early.between, volume.path):
-            return disk
+    for disk in _disks_on(ET.fromstring(xml), volume):  # noqa: S314 - libvirt's own
+        return disk
     raise Internal(f"the guest has no disk on the layers of {volume.disk_key}")
+
+
+def _disks_on(root: ET.Element, volume: Volume) -> list[ET.Element]:
+    early = _early(volume)
+    return [disk for disk in root.iterfind("devices/disk") if _file(disk) in (early.top, early.between, volume.path)]
 
 
 def _file(element: ET.Element) -> str | None:

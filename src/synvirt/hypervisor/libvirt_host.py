@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -209,13 +209,16 @@ class LibvirtHost:
 
     # ── the domain's life ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def define(self, domain: Domain) -> None:
-        self.check_free(identity_of(domain.xml))
-        present = self._find("lookupByUUIDString", domain.uuid)
+    def define(self, domain: Domain, moved: Sequence[Volume] = ()) -> None:
+        present, xml = self._find("lookupByUUIDString", domain.uuid), domain.xml
+        if present is not None and moved:
+            with translated(DomainDefineFailed, f"the hypervisor does not say how domain {domain.name} is defined"):
+                xml = early.on_volumes(present, xml, moved)
+        self.check_free(identity_of(xml))
         if present is not None:
-            self._stop_on_another_rung(present, identity_of(domain.xml))
+            self._stop_on_another_rung(present, identity_of(xml))
         with translated(DomainDefineFailed, f"domain {domain.name} was refused", _start_hint):
-            self._connection.use().defineXML(domain.xml)
+            self._connection.use().defineXML(xml)
 
     def _stop_on_another_rung(self, present: Any, wanted: Identity) -> None:
         with translated(Internal, f"domain {wanted.name} cannot be stopped, to try it on {wanted.bus}"):

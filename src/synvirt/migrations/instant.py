@@ -306,11 +306,12 @@ async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: 
     uuid = UUID(job.migration.domain.uuid)
     if instant.state != "done":
         await _be(job, "moving")
-        move = partial(job.rooms.hypervisor.onto_volumes, uuid, await job.in_thread(_early_volumes, job))
+        layered = await job.in_thread(_early_volumes, job)
+        move = partial(job.rooms.hypervisor.onto_volumes, uuid, layered)
 
         async def moved() -> None:
             await job.in_stoppable_thread(move)
-            await define_on(job, volumes)
+            await define_on(job, volumes, layered)
             await job.in_stoppable_thread(move)  # one that was off may have been started from its layers before that
 
         if readers is None:

@@ -113,11 +113,12 @@ async def _defined(job: Job, volumes: list[Volume]) -> Domain:
     return domain
 
 
-async def define_on(job: Job, volumes: list[Volume]) -> None:
-    """Defines the domain again on these volumes, with its present rung. A running guest goes on."""
+async def define_on(job: Job, volumes: list[Volume], moved: list[Volume]) -> None:
+    """Defines the domain again on these volumes, with its present rung. A running guest goes on. `moved`: the same volumes,
+    with the layers that its disks had."""
     hypervisor = job.rooms.hypervisor
     domain = await job.in_thread(hypervisor.domain_xml, machine_of(job.migration), volumes)
-    await job.in_thread(hypervisor.define, domain)
+    await job.in_thread(hypervisor.define, domain, moved)
     await job.change(domain=domain)
 
 

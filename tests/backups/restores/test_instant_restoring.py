@@ -4,6 +4,7 @@ Kills and cancels at each moment are in tests/kinds; a real guest in tests/real/
 
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.specs import WriterSpec
 from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled, DiskReadFailed, PersistFailed
+from synvirt.hypervisor import Volume
 from synvirt.jobs.exports import ProcessExports, holder
 from synvirt.model.job import Domain
 from synvirt.repository.keys import CHUNK_BYTES
@@ -141,11 +143,11 @@ def test_a_guest_that_is_started_again_as_its_layers_become_its_volumes_gets_ont
     restored, define, expected = place.restore(SLOWLY), place.hypervisor.define, list[bytes]()
     restored.runs()
 
-    def started(domain: Domain) -> None:
+    def started(domain: Domain, moved: Sequence[Volume] = ()) -> None:
         if "top.qcow2" not in domain.xml and not expected:
             place.hypervisor.start(restored.id)
             expected.append(restored.writes())
-        define(domain)
+        define(domain, moved)
 
     monkeypatch.setattr(place.hypervisor, "define", started)
     place.hypervisor.power_off(restored.id)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,11 +123,11 @@ def test_a_guest_that_is_started_again_as_its_layers_become_its_volumes_gets_ont
     ((uuid, guest),) = house.hypervisor.domains.items()
     define = house.hypervisor.define
 
-    def started(domain: Domain) -> None:
+    def started(domain: Domain, moved: Sequence[Volume] = ()) -> None:
         if not guest.running:
             house.hypervisor.start(uuid)
             house.hypervisor.guest_writes(uuid, 0, 5000, b"written meanwhile")
-        define(domain)
+        define(domain, moved)
 
     monkeypatch.setattr(house.hypervisor, "define", started)
     house.hypervisor.power_off(uuid)

@@ -223,7 +223,7 @@ class Moving(Job):
         self.noted("strike")
 
     def onto_volumes(self, patched: pytest.MonkeyPatch) -> None:
-        async def define_on(_job: object, _volumes: object) -> None:
+        async def define_on(_job: object, _volumes: object, _moved: object) -> None:
             self.noted("define")
 
         async def show_room(_job: object, paused: object) -> None:

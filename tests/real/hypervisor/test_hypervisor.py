@@ -3,9 +3,11 @@
 import contextlib
 import os
 import random
+import re
 import shutil
 import tempfile
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +154,47 @@ def test_one_that_is_started_from_its_layers_after_they_were_committed_gets_onto
         assert "qcow2" not in host._defined(uuid).XMLDesc()
         guest.writes()
         host._defined(uuid).destroy()
+        guest.kept(Path(volume.path))
+        host.undefine(uuid, guest.migration.id)
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "is off"])
+def test_what_its_operator_changed_of_a_guests_definition_stays_when_it_is_on_its_volume(
+    host: LibvirtHost, tmp_path: Path, runs: bool
+) -> None:
+    with contextlib.ExitStack() as closing:
+        guest = _early(host, tmp_path, closing)
+        uuid, volume = UUID(guest.domain.uuid), guest.volume
+        domain = host._defined(uuid)
+        changed = domain.XMLDesc(load().VIR_DOMAIN_XML_INACTIVE)
+        changed = re.sub("<memory .*</memory>", "<memory unit='MiB'>96</memory>", changed)
+        changed = changed.replace(
+            "</devices>", "<interface type='user'><mac address='52:54:00:00:00:07'/></interface></devices>"
+        )
+        host._connection.use().defineXML(changed)
+        if not runs:
+            domain.destroy()
+        host.onto_volumes(uuid, [volume], never)
+        on_it = host.domain_xml(machine_of(guest.migration), [replace(volume, early=None)])
+        host.define(on_it, [volume])
+        for _ in range(2):
+            root = ET.fromstring(host._defined(uuid).XMLDesc(load().VIR_DOMAIN_XML_INACTIVE))
+            assert root.findtext("memory") == str(96 * KIB)
+            assert "52:54:00:00:00:07" in {mac.get("address") for mac in root.iterfind("devices/interface/mac")}
+            (disk,) = root.iterfind("devices/disk[@device='disk']")
+            (wanted,) = ET.fromstring(on_it.xml).iterfind("devices/disk[@device='disk']")
+            found, expected = (
+                [one.find(what).attrib for what in ("driver", "source")]  # type: ignore[union-attr]
+                for one in (disk, wanted)
+            )
+            assert found[0] == {"type": "raw"} | expected[0]
+            assert found[1]["file"] == volume.path
+            assert disk.find("backingStore") is None
+            if runs and domain.isActive():
+                domain.destroy()
+            host.start(uuid)
+            guest.writes()
+            host._defined(uuid).destroy()
         guest.kept(Path(volume.path))
         host.undefine(uuid, guest.migration.id)
 

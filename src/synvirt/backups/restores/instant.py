@@ -137,7 +137,7 @@ class InstantDomain(NewDomain):
         under_way.move(Status.COMMITTING)
         move = partial(self._restore_host.hypervisor.onto_volumes, under_way.run.id, guest.layered(), under_way.stop)
         move()
-        define(self._restore_host, defined)
+        define(self._restore_host, defined, guest.layered())
         move()  # one that was off may have been started from its layers before that
         under_way.move(Status.COMMITTING)  # the last moment at which a cancel is possible
         guest.be("done")

@@ -6,7 +6,7 @@ The volumes are on the default destination, and carry the run's id like a job's;
 """
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -30,6 +30,7 @@ from synvirt.errors import (
     HypervisorAway,
     SynvirtError,
 )
+from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.jobs.instant import is_started
 from synvirt.jobs.ledger import Ledger, Undo
@@ -237,10 +238,10 @@ def put_firmware(restore_host: RestoreHost, run_id: UUID, domain: Rewritten) -> 
         domain.differences.append(f"its firmware is this host's own {Path(code).name}, not {named}")
 
 
-def define(restore_host: RestoreHost, defined: Domain) -> None:
-    """HostLacks, with libvirt's message; BackupConflict; HypervisorAway."""
+def define(restore_host: RestoreHost, defined: Domain, moved: Sequence[Volume] = ()) -> None:
+    """HostLacks, with libvirt's message; BackupConflict; HypervisorAway. `moved`: as of the hypervisor's."""
     try:
-        restore_host.hypervisor.define(defined)
+        restore_host.hypervisor.define(defined, moved)
     except HypervisorAway:
         raise
     except DomainDefineFailed as error:
