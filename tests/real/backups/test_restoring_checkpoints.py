@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from synvirt.backups.sources.bitmap import delete_checkpoint
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.live.libvirt.manifest import data_disks, parse
 from tests.needs import need
@@ -61,3 +62,32 @@ def test_checkpoints_go_with_their_bitmaps_in_the_disks_that_are_not_restored(ro
     assert domain.listAllCheckpoints(0) == []
     assert {target: bitmaps(path) for target, path in paths.items()} == {"vda": [], "vdb": []}
     domain.create()  # it starts with what it has now
+
+
+def test_a_checkpoint_goes_from_the_disks_that_have_it_though_one_was_replaced(room: Room) -> None:
+    """Its guest runs: it was started on a restored disk before the restore had removed its checkpoints."""
+    folder, uuid = room.folder / "images", uuid4()
+    create = [need("qemu-img", "qemu-utils"), "create", "-q", "-f", "qcow2"]
+    paths = {target: folder / f"{target}.qcow2" for target in ("vda", "vdb")}
+    for path in paths.values():
+        subprocess.run([*create, path, "8M"], check=True)
+    domain = room.connection.use().defineXML(XML.format(name=f"checkpoints-{uuid.hex[:8]}", uuid=uuid, folder=folder))
+    domain.create()
+    for name in ("synvirt-abc-1", "synvirt-def-2", "synvirt-abc-3"):
+        domain.checkpointCreateXML(CHECKPOINT.format(name=name), 0)
+    domain.destroyFlags(CLOSED)
+    subprocess.run([*create, folder / "new", "8M"], check=True)
+    (folder / "new").replace(paths["vda"])
+    domain.create()
+    for gone, left in (("synvirt-abc-1", ["synvirt-abc-3", "synvirt-def-2"]), ("synvirt-abc-3", ["synvirt-def-2"])):
+        delete_checkpoint(domain, gone)
+        assert sorted(one.getName() for one in domain.listAllCheckpoints(0)) == left
+        domain.destroyFlags(CLOSED)
+        assert {target: sorted(bitmaps(path)) for target, path in paths.items()} == {"vda": [], "vdb": left}
+        domain.create()
+    domain.checkpointCreateXML(CHECKPOINT.format(name="synvirt-abc-4"), 0)
+    delete_checkpoint(domain, "synvirt-def-2")
+    delete_checkpoint(domain, "synvirt-abc-4")
+    domain.destroyFlags(CLOSED)
+    assert [bitmaps(path) for path in paths.values()] == [[], []]
+    assert domain.listAllCheckpoints(0) == []

@@ -258,7 +258,30 @@ def delete(domain: Any, name: str) -> None:
     except libvirt.libvirtError as error:
         if unanswered(error) or not _NO_BITMAP.search(str(error)):
             raise
-        checkpoint.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+        _delete_by_disk(domain, name)
+
+
+def _delete_by_disk(domain: Any, name: str) -> None:
+    """Deletes a checkpoint whose bitmap an image has lost. libvirt keeps all of its bitmaps then, so each disk in turn becomes
+    the only one of the checkpoint."""
+    libvirt = library()
+    root = parse(domain.checkpointLookupByName(name).getXMLDesc(0))
+    if (parent := root.find("parent")) is not None and not has_checkpoint(domain, parent.findtext("name", "")):
+        root.remove(parent)
+    disks = [disk for disk in root.iterfind("disks/disk") if disk.get("checkpoint") == "bitmap"]
+    forget(domain, name)
+    for one in disks:
+        for disk in root.iterfind("disks/disk"):
+            disk.attrib.pop("bitmap", None)
+            disk.set("checkpoint", "bitmap" if disk is one else "no")
+        xml = ET.tostring(root, encoding="unicode")
+        try:
+            domain.checkpointCreateXML(xml, libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE).delete(0)
+        except libvirt.libvirtError as error:
+            if unanswered(error):
+                raise
+            if has_checkpoint(domain, name):
+                forget(domain, name)
 
 
 def forget(domain: Any, name: str) -> None:
