@@ -135,7 +135,7 @@ class InPlace:
             restored.parts(present.definition(look_up()), manifest)
         under_way.move(Status.COMMITTING)
         with translated(Internal, f"the hypervisor does not say what {point.vm_name} is called"):
-            its_own = RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString()))
+            its_own = RestoredDomain(name=look_up().name(), uuid=UUID(domain.UUIDString()))
         self._check_same(point, request, places)
         if definition is not None:
             present.check_addresses(self._restore_host, look_up(), definition)

@@ -80,7 +80,13 @@ def places(now: Rewritten, sizes: dict[str, int]) -> dict[str, Place]:
 
 
 def define(restore_host: RestoreHost, xml: str) -> None:
-    """libvirtError, where libvirt does not accept the definition."""
+    """Defines the guest under the name that it has by now: libvirt refuses another one for its UUID. libvirtError, where
+    libvirt does not accept the definition."""
+    then = restoring_domain.read_here(xml)
+    domain = restore_host.domain("lookupByUUIDString", then.findtext("uuid", ""))
+    if domain is not None and domain.name() != then.findtext("name"):
+        restoring_domain.renamed(renamed := Rewritten(then), domain.name())
+        xml = renamed.xml
     restore_host.connection.use().defineXML(xml)
 
 
