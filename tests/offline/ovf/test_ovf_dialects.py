@@ -386,3 +386,19 @@ def test_a_document_200000_deep() -> None:
     deep = b"<VirtualSystemCollection>" * 90_000 + b"</VirtualSystemCollection>" * 90_000
     with pytest.raises(MalformedArchive):
         ovf.parse(b"<Envelope>" + deep[: 4 << 20] + b"</Envelope>", "a.ovf")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("ovftool", "<rasd:AutomaticAllocation>true", "<rasd:AutomaticAllocation>false"),
+        ("ovirt", "<rasd:Linked>true", "<rasd:Linked>false"),
+        ("ovirt", "<BootOrder>0</BootOrder>", "<BootOrder>0</BootOrder><IsPlugged>false</IsPlugged>"),
+        ("virtualbox", 'MACAddress="080027F3C2AA"', 'MACAddress="080027F3C2AA" cable="false"'),
+    ],
+)
+def test_a_card_without_a_link_has_none_here(name: str, old: str, new: str) -> None:
+    """It may be one whose address another machine has now. VirtualBox's items are all «allocated automatically»; a pulled cable
+    is in its own part alone."""
+    assert [nic.connected for nic in manifest(name).nics] == [True]
+    assert [(nic.connected, nic.mac) for nic in edited(name, (old, new)).nics] == [(False, manifest(name).nics[0].mac)]

@@ -40,6 +40,8 @@ _SUBTYPES: "tuple[tuple[str, DiskBus], ...]" = (
 )
 # oVirt numbers its NIC models.
 _OVIRT_NICS = {"1": "rtl8139", "2": "e1000", "3": "virtio", "5": "virtio", "6": "e1000e"}
+# What says that a card has no link: the standard's word, and oVirt's for the link and for a card that is taken out.
+_LINKED = ("AutomaticAllocation", "Linked", "IsPlugged")
 _MAC = re.compile(r"([0-9a-fA-F]{2})[:-]?" * 5 + r"([0-9a-fA-F]{2})")
 _REFERENCE = re.compile(r"(?:ovf:)?/{0,2}(?:(disk|file)/)?(.+)", re.IGNORECASE)
 _PASSTHROUGH = re.compile(r"vmware\.pci\.passthrough|vmware\.scsi\.passthrough|vmware\.usb\.host", re.IGNORECASE)
@@ -241,7 +243,7 @@ def _nic(item: Element, number: int) -> Adapter:
         mac=":".join(mac.groups()).lower() if mac else None,
         model=_OVIRT_NICS.get(model, model.lower()),
         network=text(item, "Connection"),
-        connected=text(item, "AutomaticAllocation").lower() not in ("false", "0"),
+        connected=not any(text(item, name).lower() in ("false", "0") for name in _LINKED),
     )
 
 

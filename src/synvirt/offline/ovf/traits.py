@@ -47,8 +47,13 @@ def states_firmware(system: Element, hardware: Hardware) -> bool:
 
 
 def nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:
-    """VirtualBox writes an item for each enabled adapter, in order, and the MAC addresses only in its own part."""
-    macs = [adapter.mac for adapter in virtualbox.nics(machine)]
-    if len(macs) != len(hardware.nics):
-        macs = [None] * len(hardware.nics)
-    return tuple(Nic(**nic._asdict() | {"mac": nic.mac or mac}) for nic, mac in zip(hardware.nics, macs, strict=True))
+    """VirtualBox writes an item for each enabled adapter, in order; the MAC addresses, and which cables are pulled, only in its
+    own part."""
+    found = tuple(Nic(**nic._asdict()) for nic in hardware.nics)
+    adapters = virtualbox.nics(machine)
+    if len(adapters) != len(found):
+        return found
+    return tuple(
+        nic.model_copy(update={"mac": nic.mac or adapter.mac, "connected": nic.connected and adapter.connected})
+        for nic, adapter in zip(found, adapters, strict=True)
+    )
