@@ -402,3 +402,14 @@ def test_a_card_without_a_link_has_none_here(name: str, old: str, new: str) -> N
     is in its own part alone."""
     assert [nic.connected for nic in manifest(name).nics] == [True]
     assert [(nic.connected, nic.mac) for nic in edited(name, (old, new)).nics] == [(False, manifest(name).nics[0].mac)]
+
+
+def test_ovirts_threads_are_processors_of_their_socket() -> None:
+    """For the guest they are; and Windows for clients uses two sockets alone, whatever they have."""
+    threads = ("<rasd:threads_per_cpu>1", "<rasd:threads_per_cpu>2")
+    vm = edited("ovirt", threads, ("<rasd:VirtualQuantity>4<", "<rasd:VirtualQuantity>8<"))
+    assert (vm.cpu_count, vm.cores_per_socket) == (8, 4)
+    vm = edited("ovirt", threads, ("<rasd:VirtualQuantity>4</rasd:VirtualQuantity>", ""))
+    assert (vm.cpu_count, vm.cores_per_socket) == (8, 4)
+    vm = edited("ovirt", ("<rasd:threads_per_cpu>1", "<rasd:threads_per_cpu>3"))
+    assert (vm.cpu_count, vm.cores_per_socket) == (4, 2)

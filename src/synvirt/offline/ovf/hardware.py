@@ -255,8 +255,10 @@ def _cpu_count(item: Element) -> int:
 
 def _cores_per_socket(item: Element) -> int:
     cores = _count(item, "CoresPerSocket", _count(item, "cpu_per_socket", 1))
+    # For the guest oVirt's threads of a core are processors, too; its versions before 4.0 do not count them.
+    threads = _count(item, "threads_per_cpu", 1)
     # A topology that does not divide evenly is ignored: no hypervisor would start it.
-    return cores if _cpu_count(item) % cores == 0 else 1
+    return next((each for each in (cores * threads, cores) if _cpu_count(item) % each == 0), 1)
 
 
 def _memory_bytes(item: Element) -> int | None:
