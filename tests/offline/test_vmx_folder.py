@@ -382,3 +382,22 @@ def test_an_image_may_name_files_under_the_root(tmp_path: Path) -> None:
     spec = VMX.open_disk(folder, tmp_path, "scsi0:0").reader
     assert isinstance(spec, ImageSpec)
     assert (spec.root, spec.name) == (str(tmp_path), "a/web/disk.vmdk")
+
+
+def test_cards_of_distributed_switches_are_in_networks_of_their_own() -> None:
+    """ESX writes no name for them, only ids; with none at all a plan could not map one card's network without the other's."""
+    more = "".join(
+        f'ethernet{number}.present = "TRUE"\nethernet{number}.{key} = "{value}"\n'
+        for number, key, value in (
+            (3, "dvs.portgroupId", "dvportgroup-75"),
+            (4, "dvs.portgroupId", "dvportgroup-80"),
+            (5, "opaqueNetwork.id", "8e5b5eb2-8a3a-4c9e-91a4-6de1b2c8fa4e"),
+        )
+    )
+    assert [nic.network for nic in parsed(more=more).nics] == [
+        "nat",
+        "VM Network",
+        "dvportgroup-75",
+        "dvportgroup-80",
+        "8e5b5eb2-8a3a-4c9e-91a4-6de1b2c8fa4e",
+    ]

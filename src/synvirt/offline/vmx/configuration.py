@@ -34,6 +34,8 @@ _ESCAPE = re.compile(r"\|([0-9A-Fa-f]{2})")
 _ENCODING = re.compile(rb'^\s*\.encoding\s*=\s*"([A-Za-z0-9_\-]{1,40})"', re.MULTILINE | re.IGNORECASE)
 _DISK_KEY = re.compile(r"((?:scsi|sata|ide|nvme)\d{1,2}):(\d{1,3})\.filename")
 _NIC_KEY = re.compile(r"ethernet(\d{1,2})\.present")
+# What names a card's network, the plainest first. Of a distributed switch's and of NSX' only ids are there.
+_NETWORKS = ("networkname", "vnet", "dvs.portgroupid", "opaquenetwork.id", "connectiontype")
 _PASSTHROUGH_KEY = re.compile(r"(pcipassthru\d{1,3})\.present")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 # Kinds of controllers, in the order of their disks.
@@ -225,7 +227,7 @@ def _nic(entries: Mapping[str, str], key: str) -> Nic:
     candidates = (entries.get(f"{key}.address", ""), entries.get(f"{key}.generatedaddress", ""))
     ordered = candidates if static else reversed(candidates)
     mac = next((value.strip().lower().replace("-", ":") for value in ordered if value.strip()), "")
-    network = entries.get(f"{key}.networkname") or entries.get(f"{key}.vnet") or entries.get(f"{key}.connectiontype") or ""
+    network = next((name for kept in _NETWORKS if (name := entries.get(f"{key}.{kept}"))), "")
     return Nic(
         key=key,
         mac=mac if _MAC.fullmatch(mac) else None,
