@@ -92,6 +92,26 @@ def test_a_domain_is_described_as_it_is() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("os", "uefi", "secure"),
+    [
+        ("<os firmware='efi'><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>", True, True),
+        ("<os firmware='efi'><firmware><feature enabled='no' name='secure-boot'/></firmware></os>", True, False),
+        ("<os firmware='efi'><loader secure='yes'/></os>", True, True),
+        ("<os firmware='efi'/>", True, False),
+        ("<os><loader readonly='yes' type='pflash'>/fw/code.fd</loader></os>", True, False),
+        ("<os><loader type='rom'>/usr/share/ovmf/OVMF.fd</loader></os>", True, False),
+        ("<os><loader>/usr/share/edk2/x64/OVMF.4m.fd</loader></os>", True, False),
+        ("<os><loader type='rom'>/usr/share/seabios/bios-256k.bin</loader></os>", False, False),
+        ("<os firmware='bios'/>", False, False),
+    ],
+)
+def test_the_firmware_is_the_one_that_libvirt_chooses(os: str, uefi: bool, secure: bool) -> None:
+    """While a domain is off, libvirt before 9.2 names only what it chooses by: a guest with Secure Boot would get none here."""
+    found = manifest(parse(f"<domain><name>n</name>{os}<devices/></domain>"), seen())
+    assert (found.firmware, found.secure_boot) == ("uefi" if uefi else "bios", secure)
+
+
 def test_a_disk_that_cannot_change_is_not_tracked() -> None:
     """libvirt refuses a checkpoint of it: «is empty or readonly»."""
     disk = "<disk type='file'><driver type='qcow2'/><source file='/s'/><target dev='vda'/>{}</disk>"

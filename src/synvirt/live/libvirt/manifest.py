@@ -20,6 +20,8 @@ from synvirt.sizes import GIB, KIB, MIB, SECTOR_BYTES, TIB
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
 _UNITS = {"": KIB, "b": 1, "bytes": 1, "KB": 1000, "k": KIB, "KiB": KIB, "MB": 10**6, "M": MIB, "MiB": MIB}
 _UNITS |= {"GB": 10**9, "G": GIB, "GiB": GIB, "TB": 10**12, "T": TIB, "TiB": TIB}
+# In the names of files with UEFI's firmware: OVMF.fd, edk2-x86_64-code.fd.
+_UEFI_FILES = ("ovmf", "edk2")
 _BUSES: dict[str, DiskBus] = {"virtio": "virtio", "scsi": "scsi", "sata": "sata", "ide": "ide", "usb": "sata", "sd": "sata"}
 
 PowerState = Literal["on", "off", "suspended", "unknown"]
@@ -106,8 +108,7 @@ def manifest(domain: Element, seen: Seen) -> VmManifest:
         of_all.append("the domain is transient: its checkpoints would be lost when it stops")
     of_disks = untracked(domain)
     reasons = [*of_all, *of_disks.values()]
-    loader = domain.find("os/loader")
-    uefi = domain.find("os[@firmware='efi']") is not None or (loader is not None and loader.get("type") == "pflash")
+    uefi, secure_boot = _firmware(domain)
     topology = domain.find("cpu/topology")
     threads = _number(topology.get("threads")) if topology is not None else 1
     uuid = _text(domain, "uuid")
@@ -117,7 +118,7 @@ def manifest(domain: Element, seen: Seen) -> VmManifest:
         uuid=uuid,
         power_state=seen.power_state,
         firmware="uefi" if uefi else "bios",
-        secure_boot=loader is not None and loader.get("secure") == "yes",
+        secure_boot=secure_boot,
         tpm=domain.find("devices/tpm") is not None,
         cpu_count=max(_number(_text(domain, "vcpu")), 1),
         cores_per_socket=max(_number(topology.get("cores")) * max(threads, 1), 1) if topology is not None else 1,
@@ -142,6 +143,16 @@ def _text(element: Element, path: str) -> str:
 
 def _number(text: str | None) -> int:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,12}", text) else 0
+
+
+def _firmware(domain: Element) -> tuple[bool, bool]:
+    """(UEFI?, Secure Boot?). Where libvirt chooses the firmware, versions before 9.2 name it only while the domain runs; what
+    it is chosen by is always there. A firmware in one file, as the loader of a BIOS, is known by its name alone."""
+    loader = domain.find("os/loader")
+    kind, path = (loader.get("type"), (loader.text or "").lower()) if loader is not None else (None, "")
+    uefi = domain.find("os[@firmware='efi']") is not None or kind == "pflash" or any(name in path for name in _UEFI_FILES)
+    wanted = domain.find("os/firmware/feature[@name='secure-boot'][@enabled='yes']") is not None
+    return uefi, uefi and (wanted or (loader is not None and loader.get("secure") == "yes"))
 
 
 def _memory(domain: Element) -> int:
