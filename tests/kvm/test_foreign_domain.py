@@ -162,5 +162,16 @@ def test_an_ordinary_guest_is_taken_over_whole() -> None:
     assert _canonical(taken) == _canonical(ORDINARY)
 
 
+@pytest.mark.parametrize(
+    ("zone", "kept"), [("Europe/Berlin", True), ("Etc/GMT+5", True), (":/evil", False), ("../evil", False)]
+)
+def test_the_time_zone_of_a_clock_is_a_name(zone: str, kept: bool) -> None:
+    """QEMU gets it as TZ, whose values may be files."""
+    found = rebuild(of(f"<clock offset='timezone' timezone='{zone}'/>", ""))
+    clock = found.root.find("clock")
+    assert clock is not None
+    assert (clock.get("timezone"), found.left_out == ()) == ((zone, True) if kept else (None, False))
+
+
 def _canonical(xml: str) -> str:
     return ET.canonicalize(xml, strip_text=True, rewrite_prefixes=True)

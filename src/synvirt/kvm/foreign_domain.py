@@ -195,6 +195,7 @@ _VALUES: Final = {
     "domain/description": _ANY,
     "domain/memory": _NUMBER,
     "domain/os/type": "hvm",
+    "domain/clock@timezone": r"[\w+-]{1,40}(/[\w+-]{1,40}){0,2}",  # a name, never a file: QEMU gets it as TZ
     "domain/on_poweroff": "destroy|restart|preserve|rename-restart",
     "domain/on_reboot": "destroy|restart|preserve|rename-restart",
     "domain/on_crash": "destroy|restart|preserve|rename-restart",  # others write the guest's memory to this host's disk

@@ -69,7 +69,7 @@ def test_a_domain_is_described_as_it_is() -> None:
     )
     assert (found.vm_id, found.name, found.power_state) == ("6d6f7665-6d65-4d6f-8f76-656d656d6f76", "web 01", "on")
     assert (found.firmware, found.secure_boot, found.tpm) == ("uefi", True, True)
-    assert (found.cpu_count, found.cores_per_socket, found.memory_bytes) == (4, 2, 2 * GIB)
+    assert (found.cpu_count, found.cores_per_socket, found.memory_bytes) == (2, 2, 2 * GIB)  # those that it has now
     assert (found.guest_os.family, found.guest_os.name) == ("linux", "debian/12")
     assert [(disk.key, disk.bus, disk.format, disk.boot_order) for disk in found.disks] == [
         ("vda", "virtio", "qcow2", 1),
@@ -89,6 +89,7 @@ def test_a_domain_is_described_as_it_is() -> None:
         ("disk-passed-through:sdb", "Critical"),
         ("reaches-into-its-host", "Information"),
         ("host-devices", "Warning"),
+        ("settings-not-taken-over", "Information"),
     }
 
 
@@ -270,3 +271,85 @@ def test_snapshots_are_said_not_to_be_imported() -> None:
     assert [one.assessment for one in found.concerns if one.id == "snapshots-present"] == [
         "The VM has 1 snapshot. Its current state alone is imported."
     ]
+
+
+def differences(top: str, devices: str = "", os: str = "") -> list[str]:
+    """What a domain that is made of this one is said to lack of it."""
+    xml = (
+        f'<domain xmlns:libosinfo="http://libosinfo.org/xmlns/libvirt/domain/1.0"><name>n</name><memory>1048576</memory>'
+        f'<metadata><libosinfo:os id="{os}"/></metadata>{top}<devices>{devices}</devices></domain>'
+    )
+    made = build(machine_of(job(manifest(parse(xml), seen()))), [], HOST)
+    return [one.source for one in made.differences if one.what == "what reaches into its host"]
+
+
+SETTINGS = {
+    "up to 4 processors": ("<vcpu current='2'>4</vcpu>", ""),
+    "sysinfo system serial, sysinfo chassis asset": (
+        (
+            "<os><smbios mode='sysinfo'/></os><sysinfo type='smbios'><system><entry name='serial'>OEM-7</entry>"
+            "<entry name='uuid'>u</entry></system><chassis><entry name='asset'>A</entry></chassis></sysinfo>"
+        ),
+        "",
+    ),
+    "the SMBIOS of its host": ("<os><smbios mode='host'/></os>", ""),
+    "clock localtime": ("<clock offset='localtime'/>", ""),
+    "clock timezone Europe/Berlin": ("<clock offset='timezone' timezone='Europe/Berlin'/>", ""),
+    "clock variable utc 3600": ("<clock offset='variable' basis='utc' adjustment='3600'/>", ""),
+    "memoryBacking": ("<memoryBacking><hugepages/></memoryBacking>", ""),
+    "NUMA nodes": ("<cpu><numa><cell id='0' cpus='0' memory='1048576'/></numa></cpu>", ""),
+    "cputune": ("<cputune><quota>10000</quota></cputune>", ""),
+    "features kvm": ("<features><kvm><hidden state='on'/></kvm></features>", ""),
+    "on_reboot destroy": ("<on_reboot>destroy</on_reboot>", ""),
+    "iotune of disk vda": ("", "<disk type='file'><source file='/a'/><target dev='vda'/><iotune/></disk>"),
+    "vlan of card 52:54:00:00:00:01, mtu of card 52:54:00:00:00:01": (
+        "",
+        "<interface type='bridge'><mac address='52:54:00:00:00:01'/><vlan><tag id='7'/></vlan><mtu size='9000'/></interface>",
+    ),
+    "watchdog i6300esb, sound ich9, video qxl, serial port 1, tpm version 1.2, channel of.mine": (
+        "",
+        (
+            "<watchdog model='i6300esb' action='reset'/><sound model='ich9'/><video><model type='qxl'/></video>"
+            "<serial type='pty'><target port='0'/></serial><serial type='pty'><target port='1'/></serial>"
+            "<tpm model='tpm-tis'><backend type='emulator' version='1.2'/></tpm>"
+            "<channel type='unix'><target type='virtio' name='of.mine'/></channel>"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("named", SETTINGS)
+def test_what_the_domain_made_here_lacks_is_a_difference(named: str) -> None:
+    top, devices = SETTINGS[named]
+    xml = f"<domain><name>n</name>{top}<devices>{devices}</devices></domain>"
+    (found,) = [one for one in manifest(parse(xml), seen()).concerns if one.id == "settings-not-taken-over"]
+    assert found.assessment == f"it has settings that it does not have here: {named}"
+    if "vda" not in devices:
+        assert found.assessment in differences(top, devices)
+
+
+def test_what_it_has_here_too_is_none() -> None:
+    """As virt-install makes a guest; its clock by what it is."""
+    usual = "<features><acpi/><apic/><hyperv mode='custom'/></features><pm/><on_reboot>restart</on_reboot><vcpu>2</vcpu>"
+    devices = "<controller type='usb'/><serial type='pty'><target port='0'/></serial><memballoon model='virtio'/>"
+    assert differences(f"{usual}<clock offset='utc'><timer name='rtc'/></clock>", devices) == []
+    assert differences("<clock offset='variable' adjustment='0' basis='utc'/>") == []
+    windows = "http://microsoft.com/win/2k22"
+    assert differences("<clock offset='localtime'/>", os=windows) == []
+    assert differences("<clock offset='utc'/>", os=windows) == ["it has settings that it does not have here: clock utc"]
+
+
+@pytest.mark.parametrize(
+    ("part", "concern"),
+    [
+        ("<serial>A1</serial>", "disk-number:vda"),
+        ("<wwn>5000c50015ea71aa</wwn>", "disk-number:vda"),
+        ("<transient/>", "disk-forgets:vda"),
+        ("<encryption format='luks'/>", "disk-decrypted:vda"),
+    ],
+)
+def test_a_disk_that_is_another_one_here_is_said_to_be(part: str, concern: str) -> None:
+    for where in ("{}<source file='/a'/>", "<source file='/a'>{}</source>")[: 2 if "encryption" in part else 1]:
+        disk = f"<disk type='file'>{where.format(part)}<target dev='vda'/></disk>"
+        found = manifest(parse(f"<domain><name>n</name><devices>{disk}</devices></domain>"), seen())
+        assert [one.id for one in found.concerns if one.id.partition(":")[0] in concern] == [concern]

@@ -12,8 +12,10 @@ from xml.etree.ElementTree import Element
 from synvirt import xml_document
 from synvirt.errors import Internal
 from synvirt.kvm.foreign_domain import rebuilt
+from synvirt.live.libvirt.settings import not_taken_over
 from synvirt.machines.concerns import left_out, of_sectors, snapshots_present
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.nearest import in_short
 from synvirt.sizes import GIB, KIB, MIB, SECTOR_BYTES, TIB
 
 # libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
@@ -120,7 +122,7 @@ def manifest(domain: Element, seen: Seen) -> VmManifest:
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
         tpm=domain.find("devices/tpm") is not None,
-        cpu_count=max(_number(_text(domain, "vcpu")), 1),
+        cpu_count=_processors(domain),
         cores_per_socket=max(_number(topology.get("cores")) * max(threads, 1), 1) if topology is not None else 1,
         memory_bytes=_memory(domain),
         guest_os=guest_os(domain, seen.guest or {}),
@@ -153,6 +155,13 @@ def _firmware(domain: Element) -> tuple[bool, bool]:
     uefi = domain.find("os[@firmware='efi']") is not None or kind == "pflash" or any(name in path for name in _UEFI_FILES)
     wanted = domain.find("os/firmware/feature[@name='secure-boot'][@enabled='yes']") is not None
     return uefi, uefi and (wanted or (loader is not None and loader.get("secure") == "yes"))
+
+
+def _processors(domain: Element) -> int:
+    """Those that the guest has; it may have got fewer than the most that can be plugged in."""
+    vcpu = domain.find("vcpu")
+    present = _number(vcpu.get("current")) if vcpu is not None else 0
+    return present or max(_number(_text(domain, "vcpu")), 1)
 
 
 def _memory(domain: Element) -> int:
@@ -320,9 +329,19 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             remedy="Give it such devices here after the migration.",
         )
     # Devices of the host, passed through or as disks, have concerns of their own above.
-    items = [one for one in rebuilt(domain).left_out if not one.startswith(("devices/hostdev", "devices/disk@device=lun"))]
+    harmless = rebuilt(domain)
+    items = [one for one in harmless.left_out if not one.startswith(("devices/hostdev", "devices/disk@device=lun"))]
     if items:
         yield left_out(items)
+    windows = guest_os(domain, seen.guest or {}).family == "windows"
+    if settings := not_taken_over(harmless.root, windows=windows):
+        yield Concern(
+            id="settings-not-taken-over",
+            category="Information",
+            label="Settings that are not taken over",
+            assessment=f"it has settings that it does not have here: {in_short(settings)}",
+            remedy="Set the same by virsh edit after the migration, where they matter.",
+        )
 
 
 def _attached_twice(domain: Element) -> Iterator[Concern]:
@@ -359,6 +378,30 @@ def _concerns_of_disk(key: str, disk: Element, seen: Seen) -> Iterator[Concern]:
             label="Shared disk",
             assessment=f"disk {key} is shared with other VMs, which would go on writing to the old one",
             remedy="Move the VMs that share it together, or name it in skip_disks.",
+        )
+    if disk.find("transient") is not None:
+        yield Concern(
+            id=f"disk-forgets:{key}",
+            category="Warning",
+            label="Disk that discards its changes",
+            assessment=f"disk {key} loses what the guest wrote when the VM stops (transient), and does not do so here",
+            remedy="Nothing, if the guest may keep what it writes.",
+        )
+    if any(disk.find(tag) is not None for tag in ("serial", "wwn", "vendor", "product")):
+        yield Concern(
+            id=f"disk-number:{key}",
+            category="Information",
+            label="Serial number of a disk",
+            assessment=f"disk {key} has a serial number or name of its own, and another one here",
+            remedy="Where the guest finds its disks by /dev/disk/by-id, have it find them by UUID.",
+        )
+    if disk.find("encryption") is not None or disk.find("source/encryption") is not None:
+        yield Concern(
+            id=f"disk-decrypted:{key}",
+            category="Warning",
+            label="Disk that is encrypted by its host",
+            assessment=f"disk {key} is encrypted by its host (LUKS): it is read as its guest sees it, and is in the clear here",
+            remedy="Choose a destination that is encrypted itself, if it must be.",
         )
     if disk.get("device") == "lun":
         yield Concern(
