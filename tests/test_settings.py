@@ -227,7 +227,9 @@ def test_the_file_may_name_more_destinations(tmp_path: Path) -> None:
         ('destination = "slow"', "there is no destination slow"),
         ('[destinations.Fast]\nkind = "zfs"\npool = "x"', "destinations_Fast"),
         ('[destinations.fast]\nkind = "ntfs"', "destinations_fast"),
-        ('[destinations.fast]\nkind = "zfs"', "pool"),
+        ('[destinations.fast]\nkind = "zfs"', r"setting destinations_fast_pool \("),
+        ('[destinations.fast]\nkind = "directory"\npath = "/a"\nmount_point = "/b"', r"setting destinations_fast \("),
+        ('[destinations."a b"]\nkind = "zfs"\npool = "x"', r"setting destinations_a b \("),
     ],
 )
 def test_a_destination_that_cannot_be_is_named(tmp_path: Path, text: str, named: str) -> None:
@@ -235,6 +237,24 @@ def test_a_destination_that_cannot_be_is_named(tmp_path: Path, text: str, named:
     file.write_text(text)
     with pytest.raises(BadRequest, match=named):
         _ = load(config=file, environ={}).destinations_by_name
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ('[destinations.fast]\nkind = "directory"\npath = "/srv"\nmountpoint = "/"', "mount_point"),
+        ('[destinations.fast]\nkind = "zfs"\npool = "x"\nnamspace = "y"', "namespace"),
+        ('[backup_offers.office]\npath = "/srv"\nuser = "office"\nquota = 5', "quota_bytes"),
+        ('[wave_commands.page]\nargv = ["page"]\ntimeout = 5', "timeout_s"),
+        ('lissten = "127.0.0.1:8441"', "listen"),
+    ],
+)
+def test_a_mistyped_name_is_answered_by_the_nearest_that_may_be_there(tmp_path: Path, text: str, near: str) -> None:
+    file = tmp_path / "synvirt.toml"
+    file.write_text(text)
+    with pytest.raises(BadRequest, match="is not a known field") as refused:
+        load(config=file, environ={})
+    assert refused.value.hint == f"did you mean {near}?"
 
 
 def test_hosts_of_one_database_have_names(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """pydantic's errors in plain words. Its own messages show regular expressions and a programmer's terms."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -48,6 +48,10 @@ _TIME = "must be a time: 2026-11-28T22:00:00+01:00, for example, or without the 
 _WORDS: Mapping[str, str] = {
     "missing": "is required",
     "extra_forbidden": "is not a known field",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "tuple_type": "must be a list",
     "json_invalid": "is not JSON: {error}",
     "datetime_parsing": _TIME,
     "datetime_from_date_parsing": _TIME,
@@ -62,6 +66,15 @@ _WORDS: Mapping[str, str] = {
 _SUBJECT = re.compile(r"^[A-Z][a-z]+ should ")
 _AFTERWARDS = re.compile(r" after validation, not \S+$")
 
+
+# pydantic names the chosen branch of a union like a field, right behind the field or the item that has it: nobody wrote that.
+BRANCHES: Mapping[str, frozenset[str]] = {
+    "source_ref": frozenset({"live_vm", "offline_host_path", "upload", "remote_url"}),
+    "checks": frozenset({"command", "port", "role", "http"}),
+    "destinations": frozenset({"directory", "zfs", "rbd"}),
+}
+# The fields of these whose items each have the union.
+_OF_ITEMS = ("checks", "destinations")
 
 # The value must be one of several words.
 _CHOICES = ("literal_error", "enum")
@@ -99,4 +112,18 @@ def _meant(value: object, choices: str) -> str | None:
 
 def place(parts: Iterable[str | int]) -> str:
     """Where a mistake is: `target.network_map[0].source`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in written(parts)).removeprefix(".")
+
+
+def written(parts: Iterable[str | int]) -> list[str | int]:
+    """A mistake's place as it was written: without the branches of unions, and without what marks the key of a table."""
+    given = [part for part in parts if part != "[key]"]
+    return [part for index, part in enumerate(given) if not _is_branch(given, index)]
+
+
+def _is_branch(parts: Sequence[str | int], index: int) -> bool:
+    around = parts[max(index - 2, 0) : index]
+    field = around[0] if len(around) == 2 and around[0] in _OF_ITEMS else around[-1] if around else None
+    # A check's port is a field where checks are no union (those of waves), and a branch has a field behind it.
+    is_field = field == "checks" and index == len(parts) - 1
+    return isinstance(field, str) and parts[index] in BRANCHES.get(field, ()) and not is_field

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, Validatio
 import synvirt
 from synvirt.errors import BadRequest
 from synvirt.live.registry import PLATFORMS
-from synvirt.mistakes import FORMS, place, worded
+from synvirt.mistakes import BRANCHES, FORMS, place, worded, written
 from synvirt.settings import Settings, load
 from tests.documents import made as documents
 
@@ -95,6 +95,33 @@ def test_what_is_wrong_is_said_of_the_field(field: str, value: Any, message: str
 def test_a_place_is_written_as_its_reader_would() -> None:
     assert place(("plan", "target", "network_map", 0, "source")) == "plan.target.network_map[0].source"
     assert place(()) == ""
+
+
+def _branches(schema: Any, field: str = "") -> Iterator[tuple[str, str]]:
+    """The fields that have a union, or whose items have one, and the words that say which of it is meant."""
+    if isinstance(schema, list):
+        for inner in schema:
+            yield from _branches(inner, field)
+    elif isinstance(schema, dict):
+        for word in schema.get("discriminator", {}).get("mapping", {}):
+            yield field, word
+        for name, inner in schema.items():
+            if name == "properties":
+                for one, its in inner.items():
+                    yield from _branches(its, one)
+            else:
+                yield from _branches(inner, field)
+
+
+def test_the_branch_of_a_union_is_not_named_as_a_field() -> None:
+    known = {(field, word) for field, words in BRANCHES.items() for word in words}
+    assert {*_branches(documents.openapi()), *_branches(Settings.model_json_schema())} == known
+    for field, words in BRANCHES.items():
+        between = ["x"] if field == "destinations" else [0] if field == "checks" else []
+        for word in words:
+            assert written([field, *between, word, "path"]) == [field, *between, "path"]
+    assert place(("checks", 0, "port", "port")) == "checks[0].port"
+    assert place(("members", 0, "checks", 0, "port")) == "members[0].checks[0].port"
 
 
 def test_a_hint_of_the_service_names_no_command() -> None:

@@ -45,7 +45,7 @@ from synvirt.errors import (
     UploadNotFound,
     not_listed,
 )
-from synvirt.mistakes import place, worded
+from synvirt.mistakes import place, worded, written
 from synvirt.model.problems import ProblemDetails
 from synvirt.model.values import Received
 from synvirt.nearest import did_you_mean
@@ -56,9 +56,6 @@ MEDIA_TYPE = "application/problem+json"
 MISTAKES_SHOWN = 5
 # The caller's text comes back in `detail` (a field's name): enough to recognise it.
 NAME_CHARS_SHOWN = 100
-
-# pydantic names the chosen branch of a union like a field: the caller never sent a field with that name.
-_BRANCHES = frozenset({"live_vm", "offline_host_path", "upload", "remote_url"})
 
 _log = structlog.get_logger("synvirt.api")
 
@@ -119,7 +116,7 @@ def refused(mistakes: Sequence[ErrorDetails | Mapping[str, Any]]) -> SynvirtErro
 
 def _mistake(mistake: ErrorDetails | Mapping[str, Any]) -> str:
     of, *path = mistake["loc"] or ("request",)
-    names = [part if isinstance(part, int) else part[:NAME_CHARS_SHOWN] for part in path if part not in _BRANCHES]
+    names = [part if isinstance(part, int) else part[:NAME_CHARS_SHOWN] for part in written(path)]
     if of == "query":  # only pydantic sees a repeatable parameter as a list
         names = [name for name in names if isinstance(name, str)]
     where = place(names) or f"the {of}"

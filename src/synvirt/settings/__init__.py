@@ -7,17 +7,17 @@ import errno
 import os
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import quote, urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from synvirt.durable import make_open_folder, of_another_user, sweep, user_name
 from synvirt.errors import BadRequest, text_of
-from synvirt.mistakes import worded
+from synvirt.mistakes import worded, written
 from synvirt.model.plan import DestinationName
 from synvirt.model.values import Received
 from synvirt.nearest import did_you_mean
@@ -105,6 +105,7 @@ class WaveCommandSetting(Received):
     user: Annotated[str, Field(min_length=1)] = "nobody"
 
 
+_DESTINATIONS = (DirectorySetting, ZfsSetting, RbdSetting)
 DestinationSetting = Annotated[DirectorySetting | ZfsSetting | RbdSetting, Field(discriminator="kind")]
 # Two weeks. The kernel waits for 24 days at most, and not for ever.
 WAIT_S_MAX = 14 * 86400
@@ -323,12 +324,22 @@ def load(
         return Settings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = "_".join(str(part) for part in first["loc"])
+        where = "_".join(str(part) for part in written(first["loc"]))
         origin = _origins(layers).get(str(first["loc"][0]), "")
         stands = f" ({origin})" if origin else ""
-        near = did_you_mean(where, Settings.model_fields) if first["type"] == "extra_forbidden" else None
+        near = did_you_mean(str(first["loc"][-1]), _known_at(first["loc"])) if first["type"] == "extra_forbidden" else None
         hint = near or "docs/settings.md lists every setting"
         raise BadRequest(f"setting {where}{stands}: {worded(first)}", hint=hint) from None
+
+
+def _known_at(loc: tuple[str | int, ...]) -> Iterable[str]:
+    """The names that a setting could have had there: in the file itself, or in one of its tables (`[destinations.NAME]`)."""
+    table, *within = loc
+    if not within:
+        return Settings.model_fields
+    if table == "destinations":
+        return next(one for one in _DESTINATIONS if within[1] in get_args(one.model_fields["kind"].annotation)).model_fields
+    return (BackupOfferSetting if table == "backup_offers" else WaveCommandSetting).model_fields
 
 
 def origins(
