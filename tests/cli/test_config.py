@@ -17,7 +17,8 @@ from synvirt.api.callers.oidc import oidc
 from synvirt.cli import app
 from synvirt.cli.program import FAILED, failed
 from synvirt.errors import BadRequest
-from synvirt.main.running import check_authorities
+from synvirt.main.destinations import make_destinations
+from synvirt.main.running import check_files
 from synvirt.settings import load, origins, prepare_data_dir, service_config, starting
 from tests.cli.conftest import Run
 
@@ -98,6 +99,10 @@ def test_settings_that_would_not_start_a_service(file: Path) -> None:
         ('listen = "a..b:8441"', "a..b is not an address of this host"),
         ('tls = false\nlisten = "0.0.0.0:8441"', "passwords would cross the network in clear"),
         (OIDC, "none.secret cannot be read"),
+        ('database_url = "sqlite:///{folder}/none/store.db"', "setting database_url: there is no folder {folder}/none"),
+        ('zfs_pool = "a/b"', "setting zfs_pool: the zfs pool 'a/b'"),
+        ('[destinations.x]\nkind = "zfs"\npool = "1"', "setting destinations_x: the zfs pool '1'"),
+        ('[destinations.x]\nkind = "rbd"\npool = "a b"', "setting destinations_x: the Ceph pool 'a b'"),
         ('remote_ca_file = "{folder}/none.pem"', "none.pem cannot be used: No such file"),
         ('remote_ca_file = "{folder}/tls.crt"', "no PEM certificate is in it"),
         ('tls_certificate = "{folder}/tls.crt"', "tls_certificate and tls_key belong together"),
@@ -109,6 +114,7 @@ def test_settings_that_would_not_start_a_service(file: Path) -> None:
 def test_a_check_refuses_what_a_start_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, named: str) -> None:
     monkeypatch.delenv("SYNVIRT_DATA_DIR", raising=False)
     (tmp_path / "tls.crt").write_text("nonsense")
+    named = named.format(folder=tmp_path)
     file = tmp_path / "synvirt.toml"
     file.write_text(f'data_dir = "{tmp_path}/data"\n{lines.format(folder=tmp_path)}\n')
     code, stdout, stderr = run("config", "check", "--config", file)
@@ -118,7 +124,8 @@ def test_a_check_refuses_what_a_start_refuses(tmp_path: Path, monkeypatch: pytes
     reason = re.escape(named) if "192" not in named else "192.0.2.1"
 
     def begins() -> None:
-        check_authorities(started)
+        check_files(started)
+        make_destinations(started)
         _ = authenticator(started, announce=lambda line: None), oidc(started)
 
     with pytest.raises(BadRequest, match=reason), closing(Listening(started)):

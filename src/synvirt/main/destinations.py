@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from synvirt.destinations import Destination
     from synvirt.destinations.directory import DirectoryDestination
-    from synvirt.settings import DestinationSetting, Settings
+    from synvirt.settings import Settings
 
 
 def make_destinations(settings: "Settings") -> "dict[str, Destination]":
-    """The destinations by their names, the default first."""
-    shut_out = _is_shut_out(settings.hypervisor_uri)
-    return {name: _destination(chosen, shut_out=shut_out) for name, chosen in settings.destinations_by_name.items()}
+    """The destinations by their names, the default first. BadRequest, as `chosen.destinations`."""
+    from synvirt.destinations import chosen
+    from synvirt.destinations.directory import DirectoryDestination
+
+    made = chosen.destinations(settings, shut_out=_is_shut_out(settings.hypervisor_uri))
+    for name, setting in settings.destinations_by_name.items():
+        if isinstance(destination := made[name], DirectoryDestination) and setting.kind == "directory":
+            _make_folder(destination, setting.path)
+    return made
 
 
 def _is_shut_out(uri: str) -> bool:
@@ -23,25 +29,6 @@ def _is_shut_out(uri: str) -> bool:
 
     as_we_do = "/session" in uri or (qemu_user.embedded_root(uri) is not None and os.geteuid() != 0)
     return not as_we_do and not may_open_others_files()
-
-
-def _destination(chosen: "DestinationSetting", *, shut_out: bool) -> "Destination":
-    from synvirt.destinations.directory import DirectoryDestination
-    from synvirt.destinations.zfs import ZfsDestination
-    from synvirt.disks.specs import RbdPlace
-
-    match chosen.kind:
-        case "directory":
-            destination = DirectoryDestination(chosen.path, mount_point=chosen.mount_point, shut_out=shut_out)
-            _make_folder(destination, chosen.path)
-            return destination
-        case "zfs":
-            return ZfsDestination(chosen.pool, chosen.namespace)
-        case "rbd":
-            from synvirt.destinations.rbd import RbdDestination
-
-            place = RbdPlace(conf=str(chosen.conf), client=chosen.client, pool=chosen.pool)
-            return RbdDestination(place)
 
 
 def _make_folder(destination: "DirectoryDestination", folder: Path) -> None:

@@ -79,7 +79,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.store import Store
 
     prepare_data_dir(settings)
-    check_authorities(settings)
+    check_files(settings)
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
         sockets = stack.enter_context(closing(Listening(settings)))
@@ -150,11 +150,13 @@ def _sweep() -> None:
     sweep_folders()
 
 
-def check_authorities(settings: "Settings") -> None:
-    """BadRequest: a job would see it only when it reads a file by https."""
+def check_files(settings: "Settings") -> None:
+    """BadRequest: the store's folder is not there; or remote_ca_file cannot be used, which a job would see only when it reads a
+    file by https."""
     from synvirt.errors import BadRequest
     from synvirt.settings import starting
 
+    starting.check_database(settings)
     try:
         starting.check_authorities(settings)
     except PermissionError as error:

@@ -8,6 +8,7 @@ import ssl
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from synvirt.errors import BadRequest
 from synvirt.settings import Settings
@@ -29,6 +30,7 @@ def check(settings: Settings) -> None:
     with suppress(PermissionError):
         check_authorities(settings)
     settings.destinations_by_name  # noqa: B018 - its getter checks
+    check_database(settings)
     family, kind, protocol, address = found_address(settings)
     with socket.socket(family, kind, protocol) as probe:
         try:
@@ -51,6 +53,17 @@ def check_groups(settings: Settings) -> None:
             hint="groupadd synvirt-admin, add the administrators, and set pam_admin_group; pam_operator_group and "
             "pam_viewer_group are for the other roles",
         )
+
+
+def check_database(settings: Settings) -> None:
+    """BadRequest, if the folder of SQLite's file is not there: only data_dir is made by a start."""
+    if not settings.database_url.startswith("sqlite:"):
+        return
+    folder = Path(unquote(urlsplit(settings.database_url).path.removeprefix("/"))).absolute().parent
+    with suppress(PermissionError):
+        if not folder.is_dir() and folder != settings.data_dir:
+            hint = "make it, and let the service's user write there"
+            raise BadRequest(f"setting database_url: there is no folder {folder}", hint=hint)
 
 
 def check_authorities(settings: Settings) -> None:

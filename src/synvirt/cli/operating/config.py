@@ -56,12 +56,13 @@ def check(options: Options) -> None:
     """
     import json
 
+    from synvirt.destinations import chosen
     from synvirt.settings import starting
 
     options.work_here(_OF_HERE, about_service=True)
     settings = options.settings
     starting.check(settings)
-    destinations = settings.destinations_by_name
+    destinations = chosen.destinations(settings)
     if options.json:
         print(json.dumps({"ok": True, "destinations": list(destinations)}))
     else:
