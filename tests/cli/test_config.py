@@ -267,6 +267,17 @@ def test_a_wrong_address_is_said_before_a_password_is_asked_for(run: Run, addres
     assert (done.exit_code, why in done.stderr, "assword of" in done.stderr) == (2, True, False)
 
 
+@pytest.mark.parametrize(
+    "address", ["https://eve:s3cret@127.0.0.1:1", "http://eve:s3cret@host", "eve:s3cret@host:8441", "https://eve:s3cret@"]
+)
+def test_a_password_in_an_address_is_refused_and_not_shown(run: Run, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """It was in the errors and in the question for a password, and was not used."""
+    monkeypatch.setenv("SYNVIRT_PASSWORD", "another")
+    done = run("migrations", "list", "--json", "--server", address)
+    assert (done.exit_code, "SYNVIRT_PASSWORD" in done.stderr) == (2, True)
+    assert "s3cret" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_disk_that_takes_nothing_is_no_mistake_of_the_program(capsys: pytest.CaptureFixture[str], number: int) -> None:
     assert failed(OSError(number, os.strerror(number), "/data/keyring/tls.key")) == FAILED

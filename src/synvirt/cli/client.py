@@ -105,6 +105,11 @@ class Client(AbstractContextManager["Client"]):
             parsed = httpx.URL(url)
         except httpx.InvalidURL:
             parsed = httpx.URL()
+        if "@" in url:  # it is in each error, and in the question for a password
+            raise BadRequest(
+                "the address of a service has no user's name and no password in it",
+                hint="for example https://host:8441, with --user NAME; the password: SYNVIRT_PASSWORD, or asked for",
+            )
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise BadRequest(f"{url!r} is not an address of a service", hint="for example https://host:8441")
         if parsed.scheme == "http" and not _is_loopback(parsed.host):
