@@ -6,12 +6,14 @@
 Neither the list of changes nor the repository's copy of the rest is trusted. Of the chunks that should be unchanged, a run
 checks SAMPLES at random on each disk, and the next SLICE_CHUNKS in a row, from where the run before stopped. So a list that is
 wrong about a part f of the disk is detected at once with a chance of 1 - (1 - f)^64, and for certain after the rows have
-covered the disk: 30 runs for 7.5 GiB. That is 320 MiB to read, for any disk size.
+covered the disk: 30 runs for 7.5 GiB. That is 320 MiB to read, for any disk size. The last chunk with data is looked at by each
+run: a disk that was shrunk and got its old size again is zeros from somewhere on, and QEMU's bitmaps do not have that.
 """
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied, copy
@@ -20,7 +22,7 @@ from synvirt.disks.raw.changes import opening
 from synvirt.errors import Cancelled, DeltaFallback, HostPathRejected, SourceReadFailed, SourceRunning, SynvirtError
 from synvirt.repository.disk import Before, Chunks, ChunkWriter
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.manifest import NONE, DiskMap, Manifest, Named, chunks_of
+from synvirt.repository.manifest import NONE, PAGE_CHUNKS, DiskMap, Manifest, Named, chunks_of
 from synvirt.repository.repository import Repository, Session
 
 SAMPLES = 64
@@ -174,7 +176,7 @@ def _planned(
             changed.add_zeros(extent.start, extent.length, before)
         else:
             changed.add(extent.start, extent.length)
-    for number in _samples(reader.size, named.checked_to, changed):
+    for number in _samples(reader.size, named.checked_to, before, changed):
         if stop():
             raise Cancelled
         _check(reader, before, number, repository)
@@ -186,11 +188,21 @@ def _in_base(base: Manifest, target: str) -> tuple[DiskMap, Named] | None:
     return next(((shown, named) for shown, named in both if named.target == target), None)
 
 
-def _samples(size: int, checked_to: int, changed: Chunks) -> Iterator[int]:
+def _samples(size: int, checked_to: int, before: Before, changed: Chunks) -> Iterator[int]:
     count = chunks_of(size)
     by_chance = random.SystemRandom().sample(range(count), min(SAMPLES, count))
     in_a_row = ((checked_to + step) % count for step in range(min(SLICE_CHUNKS, count)))
-    return (number for number in sorted({*by_chance, *in_a_row}) if number not in changed)
+    chosen = {*by_chance, *in_a_row, *islice(_with_data_from_the_end(count, before, changed), 1)}
+    return (number for number in sorted(chosen) if number not in changed)
+
+
+def _with_data_from_the_end(count: int, before: Before, changed: Chunks) -> Iterator[int]:
+    """The chunks that should be unchanged and are not zeros, the last one first."""
+    for which in reversed(range(len(before.disk.pages))):
+        if bytes.fromhex(before.disk.pages[which]) != NONE:
+            for number in reversed(range(which * PAGE_CHUNKS, min((which + 1) * PAGE_CHUNKS, count))):
+                if number not in changed and before.name(number) != NONE:
+                    yield number
 
 
 def _check(reader: DiskReader, before: Before, number: int, repository: Repository) -> None:
