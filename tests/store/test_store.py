@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import ClassVar
 from uuid import UUID, uuid4
 
@@ -427,6 +428,26 @@ def test_what_a_job_claims_no_other_of_the_host_may_have_until_it_ends(store: St
     store.claim(elsewhere.id, ["name web"], hint="")
     store.change(first.id, State.QUEUED, to(State.FAILED))
     store.claim(second.id, ["name web"], hint="")
+
+
+def test_what_a_job_has_claimed_no_restore_of_the_host_may_have_nor_the_other_way_round(store: Store) -> None:
+    job, run, rows = a_job(), uuid4(), store.backups
+    store.add(job, host="h1")
+    store.claim(job.id, ["name web"], hint="")
+    for ask in (rows.refuse_claimed, rows.claim):
+        with pytest.raises(Conflict, match=f"migration {job.id}.*name web") as caught:
+            ask(run, ["name web"], host="h1", hint="rename it")
+        assert caught.value.hint == "rename it"
+        ask(run, ["name web"], host="h2", hint="")
+    rows.ledger.replace(Owner("run", run), (), host="h2")
+    for _ in range(2):
+        rows.claim(run, ["name db"], host="h1", hint="")
+    assert [entry.name for entry in rows.ledger.of(Owner("run", run))] == ["name db"]
+    for claim in (partial(store.claim, job.id), partial(rows.claim, uuid4(), host="h1")):
+        with pytest.raises(Conflict, match=f"run {run}.*name db"):
+            claim(["name db"], hint="")
+    rows.put_all([], host="h1", settled=(Owner("run", run),))
+    store.claim(job.id, ["name db"], hint="")
 
 
 def test_of_jobs_that_claim_one_name_at_the_same_moment_one_gets_it(store: Store) -> None:

@@ -15,6 +15,7 @@ from synvirt.store.events import OF_RUNS, Event
 from synvirt.store.filters import Way, fields_are, kept, page_of
 from synvirt.store.ledger import LedgerRows, Owner
 from synvirt.store.ledger import forget as settle
+from synvirt.store.migration_rows import claim, refuse_claimed
 from synvirt.store.slots import free
 from synvirt.store.tables import backup_events, backups
 
@@ -193,6 +194,16 @@ class BackupRows:
         with self._reading() as db:
             found = db.execute(select(backups.c.id).where(backups.c.host == host, backups.c.kind == kind))
             return {UUID(row.id) for row in found}
+
+    def claim(self, run_id: UUID, names: list[str], *, host: str, hint: str) -> None:
+        """Claims names for a run until its end, as migrations of this host do. Conflict, when another run or job has one."""
+        with self._writing() as db:
+            claim(db, Owner("run", run_id), names, host, hint=hint)
+
+    def refuse_claimed(self, run_id: UUID, names: list[str], *, host: str, hint: str) -> None:
+        """Conflict, when the run could not claim them."""
+        with self._reading() as db:
+            refuse_claimed(db, Owner("run", run_id), names, host, hint=hint)
 
     def remove(self, kind: Kind, id_: UUID, *, host: str, check: Callable[[str], None] | None = None) -> None:
         """Removes a document. Idempotent. `check`: raises, where the document as it is stays."""

@@ -5,6 +5,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
+    CompoundSelect,
     Connection,
     Row,
     Select,
@@ -13,22 +14,23 @@ from sqlalchemy import (
     insert,
     select,
     text,
+    union_all,
     update,
 )
 
-from synvirt.errors import not_listed
+from synvirt.errors import Conflict, not_listed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS
 from synvirt.store.documents import VERSION, parsed, version_after, written
 from synvirt.store.events import OF_MIGRATIONS
 from synvirt.store.filters import kept
-from synvirt.store.ledger import Owner
+from synvirt.store.ledger import LedgerEntry, Owner, record
 from synvirt.store.tables import UNENDED, events, ledger, migrations, secrets, slots
 
 # A job that waits for a source for months reports it again and again, so its older events are deleted. A listener that was
 # away for longer sees the job as it is now.
 EVENTS_KEPT, FOLDED_EVERY = 200, 16
-# Two jobs that claim one name at the same moment must not both find it free: "clms".
+# Two owners that claim one name at the same moment must not both find it free: "clms".
 CLAIMS_LOCK = 0x636C6D73
 ENDED = tuple(str(end) for end in ENDS)
 # Made once: to make a statement costs more than SQLite takes to answer it.
@@ -103,12 +105,30 @@ def announce(db: Connection, job: Migration, document: str, version: str) -> Non
         OF_MIGRATIONS.forget(db, of_job, events.c.id <= kept)
 
 
-def claimed(job_id: UUID, names: list[str] | Select[tuple[str]], host: str) -> Select[tuple[str, str]]:
-    """A query for those of `names` that another unended job of the host has claimed, each with that job's id. By those
-    jobs: the ledger has the claims of all ended ones too, and SQLite, without `concat`, would look through them."""
-    of_unended = ledger.c.owner_id.in_(select(migrations.c.id).where(is_unended(host), migrations.c.id != str(job_id)))
-    is_claim = (ledger.c.owner_kind.concat("") == "migration", ledger.c.kind == "claim", ledger.c.name.in_(names))
-    return select(ledger.c.name, ledger.c.owner_id.label("id")).where(of_unended, *is_claim)
+def claimed(by: UUID, names: list[str] | Select[tuple[str]], host: str) -> CompoundSelect[tuple[str, str, str]]:
+    """A query for those of `names` that another unended job or backup run of the host has claimed, each with its owner. Those
+    of jobs by these: the ledger has the claims of all ended ones too, and SQLite, without `concat`, would look through them.
+    A run leaves none at its end."""
+    of_unended = ledger.c.owner_id.in_(select(migrations.c.id).where(is_unended(host), migrations.c.id != str(by)))
+    of_run = (ledger.c.owner_kind == "run", ledger.c.host == host, ledger.c.owner_id != str(by))
+    claims = select(ledger.c.name, ledger.c.owner_id.label("id"), ledger.c.owner_kind.label("owner"))
+    claims = claims.where(ledger.c.kind == "claim", ledger.c.name.in_(names))
+    return union_all(claims.where(ledger.c.owner_kind.concat("") == "migration", of_unended), claims.where(*of_run))
+
+
+def claim(db: Connection, by: Owner, names: list[str], host: str, *, hint: str) -> None:
+    """Adds ledger entries for names that only one unended job or backup run of a host may have. Conflict, when another has
+    one."""
+    one_at_a_time(db, CLAIMS_LOCK)
+    refuse_claimed(db, by, names, host, hint=hint)
+    for name in names:
+        record(db, by, LedgerEntry("claim", name), host=host if by.kind == "run" else None)
+
+
+def refuse_claimed(db: Connection, by: Owner, names: list[str], host: str, *, hint: str) -> None:
+    """Conflict, when another unended job or backup run of the host has one of the names."""
+    if (taken := db.execute(claimed(by.id, names, host)).first()) is not None:
+        raise Conflict(f"{taken.owner} {taken.id}, which has not ended, has the {taken.name} too", hint=hint)
 
 
 def one_at_a_time(db: Connection, lock: int) -> None:

@@ -35,12 +35,11 @@ from synvirt.store.ledger import LedgerEntry, LedgerRows
 from synvirt.store.lost_jobs import LostJobRows
 from synvirt.store.memory import MemoryRows, forget_passes
 from synvirt.store.migration_rows import (
-    CLAIMS_LOCK,
     ENDED,
     OWNED,
     add,
     announce,
-    claimed,
+    claim,
     forget_secrets_and_slots,
     is_unended,
     one_at_a_time,
@@ -387,14 +386,10 @@ class Store:
             ledgers.record(db, owner(job_id), LedgerEntry(kind, name))
 
     def claim(self, job_id: UUID, names: list[str], *, hint: str) -> None:
-        """Adds ledger entries for names that only one unended job of a host may have. Conflict, when another has one."""
+        """Adds ledger entries for names that only one unended job or backup run of a host may have. Conflict, when another has
+        one."""
         with self._writing() as db:
-            host = self._own_row(db, job_id).host
-            one_at_a_time(db, CLAIMS_LOCK)
-            if (taken := db.execute(claimed(job_id, names, host)).first()) is not None:
-                raise Conflict(f"migration {taken.id}, which has not ended, has the {taken.name} too", hint=hint)
-            for name in names:
-                ledgers.record(db, owner(job_id), LedgerEntry("claim", name))
+            claim(db, owner(job_id), names, self._own_row(db, job_id).host, hint=hint)
 
     def strike(self, job_id: UUID, kind: str, name: str) -> None:
         """Deletes a ledger entry. Call it when the thing is gone, or the operator keeps it. Idempotent."""

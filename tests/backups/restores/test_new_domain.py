@@ -8,13 +8,17 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.backups.model import Status
 from synvirt.backups.restores.domain import foreign
 from synvirt.backups.restores.new_domain import put_firmware, put_tpm, undo
-from synvirt.errors import BackupConflict, HostLacks
+from synvirt.backups.working import Copying
+from synvirt.errors import BackupConflict, Conflict, HostLacks
+from synvirt.jobs.orders import DiskOrder
 from tests.backups.restores.place import Place
 from tests.fakes.backups import ended
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
+from tests.store.test_store import a_job
 
 RUN = UUID(int=7)
 TPM_XML = XML.replace("<devices>", "<devices><tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>")
@@ -76,7 +80,7 @@ def test_of_two_restores_to_one_name_the_second_is_refused_at_once(place: Place,
     monkeypatch.setattr(destination, "why_away", lambda: "nothing is mounted")
     first = place.restore(name=None, instant=False)
     for name in (None, "web"):
-        with pytest.raises(BackupConflict, match=f"run {first.id} restores a guest web already"):
+        with pytest.raises(BackupConflict, match=f"run {first.id}.* web"):
             place.restore(name=name, instant=False)
     others = [place.restore(instant=False), place.restore(name="web", target="export", instant=False, start=False)]
     for one in (first, *others):
@@ -86,3 +90,31 @@ def test_of_two_restores_to_one_name_the_second_is_refused_at_once(place: Place,
     again = place.restore(name="web", instant=False)
     place.backups.runs.cancel(again.id)
     ended(place.backups, again.id)
+
+
+@pytest.mark.parametrize("instant_", [False, True])
+def test_a_restore_and_a_migration_to_one_name_are_not_both_begun(
+    place: Place, monkeypatch: pytest.MonkeyPatch, instant_: bool
+) -> None:
+    """The slower one failed when all of it was copied."""
+    job, late = (a_job() for _ in range(2))
+    for one in (job, late):
+        place.store.add(one, host="local")
+    place.store.claim(job.id, ["name web"], hint="")
+    with pytest.raises(BackupConflict, match=f"migration {job.id}, which has not ended, has the name web"):
+        place.restore(name="web", instant=instant_)
+    claimed: list[str] = []
+
+    def claim_too(copying: Copying, order: DiskOrder) -> None:
+        with pytest.raises(Conflict) as caught:
+            place.store.claim(late.id, ["name again"], hint="")
+        claimed.append(caught.value.detail)
+        copy(copying, order)
+
+    copy = Copying.copy
+    monkeypatch.setattr(Copying, "copy", claim_too)
+    restored = place.restore(instant=instant_)
+    run = ended(place.backups, restored.id)
+    assert (run.status, run.error) == (Status.COMPLETED, None)
+    assert claimed == [f"run {run.id}, which has not ended, has the name again too"]
+    place.store.claim(late.id, ["name again"], hint="")

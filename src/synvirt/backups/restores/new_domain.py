@@ -299,6 +299,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
             remove_folder(Path(name))
 
     return {
+        "claim": lambda run_id, name: None,  # it is only its entry
         "volume": volume,
         "domain": lambda run_id, name: restore_host.hypervisor.undefine(UUID(name), run_id),
         "export": export,

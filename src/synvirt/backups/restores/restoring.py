@@ -26,7 +26,8 @@ from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying, Watermarks, Working
 from synvirt.disks.beneath import resolve_beneath
 from synvirt.durable import put_private_file, sync_folder
-from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, Interrupted, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupConflict, Conflict, DiskWriteFailed, Interrupted, SynvirtError
+from synvirt.jobs.instant import is_started
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Progress
@@ -56,7 +57,7 @@ class Restoring:
         restore_host: RestoreHost | None,
         limits: Limits | None = None,
     ) -> None:
-        self._limits = limits
+        self._rows, self._host, self._limits = rows, host, limits
         self._roots, self._repositories, self._working = roots, repositories, working
         self._memory, self._marks = memory, Watermarks(memory)
         self.kept: Kept = {}
@@ -75,6 +76,7 @@ class Restoring:
         _check_fields(request)
         if request.target != "export":
             self._of_guest(point, request, resumed=False).check(point, request)
+            self._claim(self._rows.refuse_claimed, run, point, request)
             return run
         root, folder = self._roots[0], self._folder(request, run.id, resumed=False)
         shown = f"{root.name}/{folder.name}" if folder.parent == root else str(folder)
@@ -92,9 +94,20 @@ class Restoring:
         def work(under_way: UnderWay) -> None:
             repository = self._repositories.opened(point.repository_id)
             manifest = repository.parsed(self._repositories.authors.checked(under_way, repository, point.id, point.vm_id))
+            if not is_started(run.instant):
+                self._claim(self._rows.claim, run, point, request)
             restore(self._copying(under_way, request, repository), manifest, point, request)
 
         return work
+
+    def _claim(self, claim: Callable[..., None], run: BackupRun, point: RestorePoint, request: RestoreRequest) -> None:
+        """Claims the name of a new guest, as migrations do: of two that make a guest of one name, one would fail at its end.
+        BackupConflict."""
+        if request.target == "new_domain":
+            try:
+                claim(run.id, [f"name {new_domain.name_of(point, request)}"], host=self._host, hint="choose another name")
+            except Conflict as error:
+                raise BackupConflict(error.detail, hint=error.hint) from error
 
     def _of_guest(
         self, point: RestorePoint, request: RestoreRequest, *, resumed: bool
