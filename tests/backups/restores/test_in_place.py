@@ -93,7 +93,7 @@ def test_the_next_service_goes_on_with_the_file_beside_the_disk_and_copies_one_t
     if is_gone:
         (house.folder / f"images/.synvirt-{run.id}-0").unlink()
     monkeypatch.setattr(Copying, "copy", counted)
-    monkeypatch.setattr(in_place, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=0)))
+    monkeypatch.setattr(present, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=0)))
     house.begin()
     ended = house.ended(run)
     assert (ended.status, ended.error, house.disk.read_bytes() == THEN) == (Status.COMPLETED, None, True)

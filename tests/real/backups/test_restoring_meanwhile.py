@@ -1,7 +1,9 @@
-"""Restores in place on real libvirt: what an operator does with the guest while its disks are copied."""
+"""Restores in place on real libvirt: what is not as it should be, and what an operator does while its disks are copied."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -46,3 +48,27 @@ def test_a_guest_that_is_renamed_meanwhile_keeps_its_new_name(room: Room, monkey
     assert (found.name(), found.info()[1]) == (new, 64 * 1024)
     assert room.store.ledgers.owned("run", host="local") == []
     assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_the_disks_of_one_file_system_share_its_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them alone has room: the restore failed when the first was copied."""
+    paths, uuid = [room.folder / "images" / name for name in ("vda.raw", "vdb.raw")], uuid4()
+    more = f"<disk type='file'><source file='{paths[1]}'/><target dev='vdb'/></disk></devices>"
+    definition = XML.format(name=f"room-{uuid.hex[:8]}", uuid=uuid, path=paths[0]).replace("</devices>", more)
+    for path in paths:
+        path.write_bytes(b"then" * 1024)
+    room.connection.use().defineXML(definition)
+    point = room.point(definition, dict(zip(("vda", "vdb"), paths, strict=True)), vm_id=uuid)
+    for path in paths:
+        path.write_bytes(b"now")
+    free = [8191]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free[0]))
+    run = room.restored(point, target="in_place")
+    assert run.error is not None
+    assert (run.error.code, run.progress.bytes_done) == ("E_BAK_DISK_WRITE_FAILED", 0)
+    assert "disk vda and vdb would be written beside what is there now: that needs 8192 bytes" in run.error.message
+    assert {path.name: path.read_bytes() for path in paths[0].parent.iterdir()} == dict.fromkeys(("vda.raw", "vdb.raw"), b"now")
+    free[0] += 1
+    run = room.restored(point, target="in_place")
+    assert (run.status, run.error) == ("completed", None)
+    assert [path.read_bytes() for path in paths] == [b"then" * 1024] * 2

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -210,15 +209,13 @@ class _Restored:
         self._under_way, self._run_id, self._resumed = copying.under_way, copying.under_way.run.id, resumed
         self._swaps: list[Swap] = []
         self._snapshots: list[str] = []
-        # What each file has to hold. Nothing of a resumed run, which has written a part of it.
-        self._needed: dict[str, int] = {}
 
     def disks(self, wanted: dict[str, tuple[Place, int, PointSpec]]) -> None:
         """Each with its size. Files first: they are separate from the guest's until the end."""
-        files = {target: spec for target, (place, _, spec) in wanted.items() if place.device_type == "file"}
-        if files and not self._resumed:
-            measured = self._copying.working.data_bytes(files.values(), self._under_way.stop)
-            self._needed = dict(zip(files, measured, strict=True))
+        files = [(target, place, spec) for target, (place, _, spec) in wanted.items() if place.device_type == "file"]
+        if files and not self._resumed:  # else it has written a part of them
+            measured = self._copying.working.data_bytes([spec for *_, spec in files], self._under_way.stop)
+            present.check_room([(target, place, size) for (target, place, _), size in zip(files, measured, strict=True)])
         for kind, write in (("file", self._file), ("block", self._device)):
             for target, (place, size_bytes, spec) in wanted.items():
                 if place.device_type == kind:
@@ -227,12 +224,6 @@ class _Restored:
 
     def _file(self, target: str, place: Place, size_bytes: int, spec: PointSpec) -> None:
         with self._staged(Path(place.path)) as staged:
-            needed, free = self._needed.get(target, 0), shutil.disk_usage(staged.parent).free
-            if needed > free:
-                raise DiskWriteFailed(
-                    f"disk {target} is written beside what it is now: it needs {needed} bytes there, and {free} are free",
-                    hint="free space there, or restore to a new domain",
-                )
             if self._resumed and not staged.exists():
                 self._copying.forget(target)  # what was copied is gone
             writer = file_writer(staged, size_bytes, place.format)

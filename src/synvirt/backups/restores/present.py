@@ -1,7 +1,9 @@
 """The guest of a restore in place as it is now: whether it runs, its definition, and where its disks are."""
 
 import os
+import shutil
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.disks.raw.zvols import device_of, zvol_name
-from synvirt.errors import BackupConflict, Conflict, Internal, SourceRunning, SourceUnsupported
+from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, Internal, SourceRunning, SourceUnsupported
 from synvirt.kvm.connection import load, translated
 from synvirt.kvm.identity import Identity, identity_of
 
@@ -120,6 +122,28 @@ def check_place(target: str, place: Place, size: int) -> None:
                 )
     except OSError as error:
         raise SourceUnsupported(f"disk {target} cannot be reached: {error.strerror}") from error
+
+
+def check_room(files: list[tuple[str, Place, int]]) -> None:
+    """Checks that files of that many bytes can all be written beside the present ones: those on one file system share its room.
+    DiskWriteFailed."""
+    targets, needed, free = defaultdict[int, list[str]](list), defaultdict[int, int](int), dict[int, int]()
+    for target, place, size in files:
+        try:
+            folder = Path(place.path).resolve().parent
+            device = folder.stat().st_dev
+            free[device] = shutil.disk_usage(folder).free
+        except OSError as error:
+            raise DiskWriteFailed(f"disk {target} cannot be reached: {error.strerror}") from error
+        targets[device].append(target)
+        needed[device] += size
+    for device, there in targets.items():
+        if needed[device] > free[device]:
+            raise DiskWriteFailed(
+                f"disk {' and '.join(there)} would be written beside what is there now: that needs {needed[device]} bytes of "
+                f"one file system, and {free[device]} are free",
+                hint="free space there, or restore to a new domain",
+            )
 
 
 def size_of(place: Place) -> int:
