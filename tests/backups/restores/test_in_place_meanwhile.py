@@ -1,5 +1,6 @@
 """Restores in place of a guest in memory: what others have, or do, while they are under way."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,13 +10,13 @@ from uuid import UUID
 import pytest
 
 from synvirt.backups import runs
-from synvirt.backups.model import Status
+from synvirt.backups.model import RestoreRequest, Status
 from synvirt.backups.restores import in_place, present
 from synvirt.backups.restores.in_place import Swap
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.destinations.zfs_command import _refused
-from synvirt.errors import DiskWriteFailed
+from synvirt.errors import Cancelled, DiskWriteFailed
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain
 from synvirt.programs import ProgramFailed
@@ -25,6 +26,7 @@ from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.fakes.restoring import XML
 from tests.kinds.runs import rows_left
 from tests.needs import need_libvirt
+from tests.running.processes import until
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "of the guest itself", "of single disks"])
@@ -189,3 +191,33 @@ def test_a_volume_that_is_not_rolled_back_is_named_in_the_run_with_what_it_held(
     assert warning.vm_id == str(UUID(int=7))
     assert (run.status, rows_left(house.store), "destroy" in commands) == (Status.FAILED, [], False)
     assert ended == [True]
+
+
+def test_a_snapshot_that_stays_as_the_guest_was_started_before_the_next_service_is_named_in_the_run(
+    house: OneGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its other disk, which has the point already. Only the log did."""
+    reached = threading.Event()
+
+    def cut_off(_swap: Swap) -> None:
+        (run,) = house.backups.runs.not_ended()
+        house.backups._restoring.ledger.record(run.id, "dropped", "tank/volume@ours")
+        reached.set()
+        until(house.backups.runs._stops[run.id].is_set)
+        raise Cancelled
+
+    commands: list[str] = []
+    monkeypatch.setattr(in_place, "Zfs", lambda: lambda *arguments: commands.append(" ".join(arguments)))
+    with monkeypatch.context() as patched:
+        patched.setattr(in_place, "_swap", cut_off)
+        run = house.backups.restore(house.point, RestoreRequest(target="in_place"))
+        assert reached.wait(60)
+        house.backups.close()
+    house.guest.runs_at = range(house.guest.looks + 1, house.guest.looks + 1000)
+    house.begin()
+    ended = house.backups.runs.get(run.id)
+    assert (ended.status, ended.error and ended.error.code) == (Status.FAILED, "E_BAK_INTERRUPTED")
+    (warning,) = ended.warnings
+    assert (warning.code, warning.vm_id) == (in_place.NO_WAY_BACK, str(UUID(int=7)))
+    assert "tank/volume@ours has what" in warning.message
+    assert (commands, house.disk.read_bytes() == NOW, rows_left(house.store)) == ([], True, [])

@@ -185,7 +185,8 @@ def test_the_snapshot_of_a_volume_stays_where_the_files_of_its_restore_did_not_g
     ledger: Any = SimpleNamespace(of=lambda _: [dropped, swap, turned], replace=lambda _, entries: left.extend(entries))
     host: Any = SimpleNamespace(domain=lambda *_: None)
     assert in_place.gone_forward(host, ledger, uuid4()) is None
-    assert left == [LedgerEntry(in_place.OVERTAKEN, "x"), swap, turned]
+    stays = LedgerEntry(in_place.KEPT, json.dumps(["tank/volume@ours", "x"]))
+    assert left == [LedgerEntry(in_place.OVERTAKEN, "x"), stays, swap, turned]
     sweep, gone = Sweep([dropped, swap, turned], in_place.ORDER), []
     for entry in sweep:
         if entry.kind == "swap":

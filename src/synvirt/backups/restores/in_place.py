@@ -62,8 +62,8 @@ NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 _NO_SECOND_NAME = frozenset({errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP})
 
 # Ledger entries of a run that goes forward: the last of its entries; that all are done; that the guest was started before that,
-# so that they will never be done.
-CHECKPOINTS, RESTORED, OVERTAKEN = "checkpoints", "restored", "overtaken"
+# so that they will never be done. And a snapshot that stays then.
+CHECKPOINTS, RESTORED, OVERTAKEN, KEPT = "checkpoints", "restored", "overtaken", "kept"
 FORWARD = frozenset((CHECKPOINTS, RESTORED, OVERTAKEN))
 # As long as anything is left, an entry says that the run goes forward: else the next start would begin it again, with disks
 # that were copied and are no longer staged.
@@ -368,11 +368,8 @@ def gone_forward(restore_host: RestoreHost, ledger: Ledger, run_id: UUID) -> Res
     if CHECKPOINTS in found and OVERTAKEN not in found:
         vm_id = found[CHECKPOINTS]
         if any(entry.kind == "swap" and _is_overtaken(restore_host, entry.name) for entry in entries):
-            kept = [entry.name for entry in entries if entry.kind == "dropped"]
-            if kept:
-                _log.error("a guest was started in the middle of its restore", run=str(run_id), guest=vm_id, kept=kept)
             # A snapshot is the only place of what its disk held before: it stays, for a person to decide.
-            left = (entry for entry in entries if entry.kind != "dropped")
+            left = (LedgerEntry(KEPT, json.dumps([one.name, vm_id])) if one.kind == "dropped" else one for one in entries)
             ledger.replace(run_id, (LedgerEntry(OVERTAKEN, vm_id), *left))
             return None
         if not ledger.sweep(run_id, then=(LedgerEntry(RESTORED, vm_id),)):
@@ -464,12 +461,19 @@ def undo(restore_host: RestoreHost, kept: Kept) -> dict[str, Undo]:
             for one in [] if domain is None else domain.listAllCheckpoints(0):
                 delete_checkpoint(domain, str(one.getName()))
 
+    def keep(run_id: UUID, name: str) -> None:
+        snapshot, vm_id = json.loads(name)
+        _log.error("a guest was started in the middle of its restore", run=str(run_id), guest=vm_id, kept=snapshot)
+        text = f"a guest was started in the middle of its restore: {snapshot} has what its disk held before"
+        kept.setdefault(run_id, []).append(Trouble(code=NO_WAY_BACK, message=text, vm_id=vm_id))
+
     undos: dict[str, Undo] = {
         "staged": staged,
         "swap": swap,
         "snapshot": lambda run_id, name: _roll_back(restore_host, run_id, name, kept),
         "dropped": lambda run_id, name: _zfs("destroy", name),
         "defined": defined,
+        KEPT: keep,
         CHECKPOINTS: checkpoints,
         RESTORED: lambda run_id, name: None,
         OVERTAKEN: lambda run_id, name: None,
