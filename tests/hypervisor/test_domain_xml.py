@@ -429,6 +429,20 @@ def test_a_guest_reads_the_uuid_that_it_read_at_its_source(family: Family, rever
     assert why == (said if family in reversed_for else [])
 
 
+def test_the_serial_number_that_inventories_know_the_machine_by_is_kept() -> None:
+    serial = "VMware-42 3e fd 65 a7 3d e1 59-a5 6d dd 25 28 9f 8b 0c"
+    manifest = OTHER.model_copy(update={"serial": serial})
+    domain = build(fixed(manifest), volumes(manifest), HOST)
+    root = ET.fromstring(domain.xml)
+    assert root.findtext("sysinfo[@type='smbios']/system/entry[@name='serial']") == serial
+    assert root.find("os/smbios[@mode='sysinfo']") is not None
+    assert "serial number" not in {one.what for one in domain.differences}
+    copy = build(fixed(manifest, identity="new"), volumes(manifest), HOST)
+    assert "sysinfo" not in copy.xml
+    assert [(one.source, one.here) for one in copy.differences if one.what == "serial number"] == [(serial, "none")]
+    assert "sysinfo" not in build(fixed(OTHER), volumes(OTHER), HOST).xml
+
+
 def test_a_mac_that_comes_twice_stays_with_the_first_card() -> None:
     mac = "00:50:56:00:00:01"
     manifest = OTHER.model_copy(update={"nics": (Nic(key="a", mac=mac), Nic(key="b", mac=mac))})

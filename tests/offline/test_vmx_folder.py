@@ -63,6 +63,7 @@ def content(path: Path, root: Path, key: str = "scsi0:0") -> bytes:
 def test_which_guests_read_their_uuid_in_reverse_depends_on_the_hardware(hardware: str, families: tuple[str, ...]) -> None:
     vm = parsed(('virtualHW.version = "19"', f'virtualHW.version = "{hardware}"'))
     assert (vm.uuid, vm.uuid_reversed_for) == ("564d0a1b-2c3d-4e5f-6071-8293a4b5c6d7", families)
+    assert vm.serial == "VMware-56 4d 0a 1b 2c 3d 4e 5f-60 71 82 93 a4 b5 c6 d7"
 
 
 def test_workstation() -> None:

@@ -1,8 +1,8 @@
 """A whole service for one job, as `synvirt demo` runs it: `python -m tests.real.one_job DATA_DIR`, a plan on stdin.
 
 A process of its own, since libvirt opens one embedded driver a process; SYNVIRT_* variables set it, as they do any service. It
-prints what came of the job, what the guest's agent reads in the sample's id file, the UUID that the guest reads, and the
-SHA-256 of the volumes of a guest without an agent, as JSON, and leaves no guest running.
+prints what came of the job, what the guest's agent reads in the sample's id file, the UUID and the serial number that its
+firmware shows, and the SHA-256 of the volumes of a guest without an agent, as JSON, and leaves no guest running.
 """
 
 import hashlib
@@ -36,19 +36,20 @@ def main() -> None:
             with display(quiet=True) as show:
                 job = watch(client, client.submit(plan), show=show)
             found: str | None = None
-            uuid: str | None = None
+            shown: list[str] = []
             digests = []
             if job.state == State.COMPLETED and job.domain is not None:
                 if job.boot_sign == "agent":
                     found = running.read_guest_file(UUID(job.domain.uuid), ID_PATH).decode().strip()
-                    uuid = running.read_guest_file(UUID(job.domain.uuid), "/sys/class/dmi/id/product_uuid").decode().strip()
+                    firmware = [f"/sys/class/dmi/id/product_{name}" for name in ("uuid", "serial")]
+                    shown = [running.read_guest_file(UUID(job.domain.uuid), path).decode().strip() for path in firmware]
                 else:
                     digests = [digest(settings.data_dir / "volumes" / str(disk.volume)) for disk in job.disks]
                 running.remove(job)
         finally:
             running.stop()
             server.join()
-    sys.stdout.write(json.dumps({"job": job.model_dump(mode="json"), "id": found, "uuid": uuid, "digests": digests}))
+    sys.stdout.write(json.dumps({"job": job.model_dump(mode="json"), "id": found, "shown": shown, "digests": digests}))
 
 
 def digest(volume: Path) -> str:

@@ -11,6 +11,7 @@ from synvirt.hypervisor.hardware import (
     macs,
     memory_bytes,
     processors,
+    serial_of,
     uuid_of,
     why_bus,
 )
@@ -44,6 +45,9 @@ def _identity(machine: Machine, manifest: VmManifest, name: str) -> Iterator[Dif
     uuid = str(uuid_of(machine))
     if manifest.uuid and uuid != manifest.uuid.lower():
         yield _difference("uuid", manifest.uuid, uuid, _why_another_uuid(machine, manifest))
+
+    if manifest.serial and serial_of(machine) is None:
+        yield _difference("serial number", manifest.serial, "none", "target.identity is new")
 
 
 def _why_another_uuid(machine: Machine, manifest: VmManifest) -> str:

@@ -25,6 +25,7 @@ from synvirt.hypervisor.hardware import (
     macs,
     memory_bytes,
     processors,
+    serial_of,
     uuid_of,
 )
 from synvirt.hypervisor.machine import Machine
@@ -129,6 +130,9 @@ def _firmware(root: ET.Element, machine: Machine, chipset: Chipset, host: Host) 
     manifest = machine.manifest
     os_element = ET.SubElement(root, "os")
     _text(os_element, "type", "hvm", arch="x86_64", machine=chipset)
+    if serial := serial_of(machine):
+        ET.SubElement(os_element, "smbios", mode="sysinfo")
+        _text(ET.SubElement(ET.SubElement(root, "sysinfo", type="smbios"), "system"), "entry", serial, name="serial")
     features = ET.SubElement(root, "features")
     ET.SubElement(features, "acpi")
     ET.SubElement(features, "apic")

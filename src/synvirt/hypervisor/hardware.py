@@ -175,6 +175,11 @@ def uuid_of(machine: Machine) -> UUID:
     return machine.id
 
 
+def serial_of(machine: Machine) -> str | None:
+    """The serial number that the guest's firmware shows, which licences and inventories use as well."""
+    return machine.manifest.serial if machine.target.identity == "keep" and not machine.rehearsed else None
+
+
 def macs(machine: Machine) -> dict[str, str]:
     """Each card's MAC address, by its key: the source's; a new one, where that is missing, comes twice or is not to be kept."""
     given: dict[str, str] = {}

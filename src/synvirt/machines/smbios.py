@@ -1,4 +1,4 @@
-"""How a guest reads the UUID that its firmware shows.
+"""The UUID and the serial number that a guest's firmware shows.
 
 SMBIOS has the UUID as sixteen bytes (DSP0134 section 7.2.1). Since version 2.6 its first three fields are little-endian;
 before, each firmware chose. Windows reads them as little-endian always, Linux and others as big-endian up to version 2.5. So
@@ -27,6 +27,8 @@ WINDOWS: Families = ("windows",)
 ALL: Families = ("windows", "linux", "other")
 _VMWARE_SINCE_2_7 = 13
 _VMWARE = re.compile(r"(?:vmx-)?(\d{1,3})", re.ASCII)
+# Strings of SMBIOS end with a zero byte and have no bound (DSP0134 section 6.1.3); one from a file has.
+_STRING = re.compile(r"[\x20-\x7e]{1,255}")
 
 
 def of_vmware(version: str) -> Families:
@@ -43,3 +45,21 @@ def of_virtualbox(*, little_endian: bool) -> Families:
 def of_hyperv(*, generation: int) -> Families:
     """Where nothing says which system the guest has, it is rather Windows, which reads its own as it is."""
     return ("linux",) if generation == 1 else ()
+
+
+def serial_of(written: str) -> str | None:
+    """A serial number; None, where it is none that a firmware can show."""
+    return text if _STRING.fullmatch(text := written.strip()) else None
+
+
+def vmware_serial(uuid: str | None) -> str | None:
+    """VMware's firmware makes the serial number from `uuid.bios`: `VMware-42 3e fd 65 a7 3d e1 59-a5 6d dd 25 28 9f 8b 0c`
+    (kubev2v/forklift, pull request 2188)."""
+    digits = (uuid or "").replace("-", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{32}", digits):
+        return None
+    return f"VMware-{_pairs(digits[:16])}-{_pairs(digits[16:])}"
+
+
+def _pairs(digits: str) -> str:
+    return " ".join(digits[at : at + 2] for at in range(0, len(digits), 2))

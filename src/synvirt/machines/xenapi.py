@@ -77,6 +77,8 @@ def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record],
         name=clean(text(vm, "name_label")) or "imported",
         uuid=uuid_of(text(vm, "uuid")),
         uuid_reversed_for=smbios.WINDOWS,
+        # Without one of its own, the firmware shows the UUID (hvmloader).
+        serial=smbios.serial_of(text(table(vm, "bios_strings"), "system-serial-number")) or uuid_of(text(vm, "uuid")),
         power_state=_POWER.get(text(vm, "power_state"), "unknown"),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,

@@ -89,6 +89,8 @@ class VmManifest(Model):
     uuid: str | None = None
     # Guests of these families read the bytes of each of its first three fields in reverse order (machines/smbios.py).
     uuid_reversed_for: tuple[Family, ...] = ()
+    # The machine's serial number, as its firmware shows it. None: it has none, or the source does not say.
+    serial: str | None = None
     # The platform's host that has the VM; empty where the platform is one host, or does not say.
     host: str = ""
     power_state: Literal["on", "off", "suspended", "unknown"] = "off"

@@ -128,11 +128,13 @@ def test_a_manifest_says_what_the_vm_is_and_what_may_go_wrong(hyperv: FakeHost, 
     assert "VLAN 42" in next(one.assessment for one in manifest.concerns if one.id == "hyperv.vlan")
 
 
-def test_a_guest_keeps_the_uuid_that_it_sees(hyperv: FakeHost, vm: FakeVm) -> None:
+def test_a_guest_keeps_the_uuid_and_the_serial_number_that_it_sees(hyperv: FakeHost, vm: FakeVm) -> None:
     """Its firmware's, which is another than its VM's id; older answers, in recordings, lack it."""
-    assert inspected(hyperv, vm).uuid == vm.id
-    vm.extra = {"bios_guid": "{967DF1BA-2C00-4998-9F1B-D60BCC0C4B90}"}
+    before = inspected(hyperv, vm)
+    assert (before.uuid, before.serial) == (vm.id, None)
+    vm.extra = {"bios_guid": "{967DF1BA-2C00-4998-9F1B-D60BCC0C4B90}", "bios_serial": "6534-0143-5923-8126-3170-4385-20"}
     found = inspected(hyperv, vm)
+    assert found.serial == "6534-0143-5923-8126-3170-4385-20"
     assert (found.uuid, found.vm_id) == ("967df1ba-2c00-4998-9f1b-d60bcc0c4b90", vm.id)
 
 

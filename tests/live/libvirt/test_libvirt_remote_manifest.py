@@ -273,6 +273,13 @@ def test_snapshots_are_said_not_to_be_imported() -> None:
     ]
 
 
+@pytest.mark.parametrize(("mode", "serial"), [("<smbios mode='sysinfo'/>", "OEM-7"), ("", None)])
+def test_the_serial_number_is_that_of_sysinfo_where_the_guest_sees_it(mode: str, serial: str | None) -> None:
+    sysinfo = "<sysinfo type='smbios'><system><entry name='serial'>OEM-7</entry></system></sysinfo>"
+    found = manifest(parse(f"<domain><name>n</name><os>{mode}</os>{sysinfo}<devices/></domain>"), seen())
+    assert found.serial == serial
+
+
 def differences(top: str, devices: str = "", os: str = "") -> list[str]:
     """What a domain that is made of this one is said to lack of it."""
     xml = (
@@ -285,10 +292,11 @@ def differences(top: str, devices: str = "", os: str = "") -> list[str]:
 
 SETTINGS = {
     "up to 4 processors": ("<vcpu current='2'>4</vcpu>", ""),
-    "sysinfo system serial, sysinfo chassis asset": (
+    "sysinfo system sku, sysinfo chassis asset": (
         (
             "<os><smbios mode='sysinfo'/></os><sysinfo type='smbios'><system><entry name='serial'>OEM-7</entry>"
-            "<entry name='uuid'>u</entry></system><chassis><entry name='asset'>A</entry></chassis></sysinfo>"
+            "<entry name='sku'>S</entry><entry name='uuid'>u</entry></system>"
+            "<chassis><entry name='asset'>A</entry></chassis></sysinfo>"
         ),
         "",
     ),

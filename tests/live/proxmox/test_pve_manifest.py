@@ -48,6 +48,20 @@ def read(config: dict[str, Any], status: dict[str, Any] | None = None, **more: A
     return manifest(Seen("100", {"node": "pve1", "vmid": 100}, config, RUNS if status is None else status, **more))
 
 
+@pytest.mark.parametrize(
+    ("written", "serial"),
+    [
+        ("uuid=6f0e8c7a-2d0f-4c9e-9d7a-1e1f0c9f4b11", None),
+        ("serial=CZ 1234", "CZ 1234"),
+        ("serial=Q1ogMTIzNA==,base64=1", "CZ 1234"),
+        ("serial=CZ 1234,base64=1", None),
+        ("serial=Cg==,base64=1", None),
+    ],
+)
+def test_the_serial_number_is_read_from_what_the_firmware_shows(written: str, serial: str | None) -> None:
+    assert read(FULL | {"smbios1": written}).serial == serial
+
+
 def test_all_that_makes_hardware_is_read() -> None:
     vm = read(FULL, volumes={"local-lvm:vm-100-disk-2": Volume(32 * GIB + MIB, 5 * GIB, "raw")})
     assert (vm.name, vm.host, vm.firmware, vm.secure_boot, vm.tpm) == ("web", "pve1", "uefi", True, True)

@@ -24,7 +24,9 @@ def test_a_vm_of_a_pool(pool: XenServer) -> None:
     vm_id = pool.pool.add_vm("web 1", [bytes(1 << 20), bytes(2 << 20)], store)
     vm = asked(pool, lambda adapter: adapter.inspect(vm_id))
     assert (vm.name, vm.uuid, vm.vm_id, vm.power_state) == ("web 1", vm_id, vm_id, "on")
-    assert vm.uuid_reversed_for == ("windows",)
+    assert (vm.uuid_reversed_for, vm.serial) == (("windows",), vm_id)
+    vm_id = pool.pool.add_vm("web 2", [bytes(1 << 20)], store, bios_strings={"system-serial-number": "CZ1234"})
+    assert asked(pool, lambda adapter: adapter.inspect(vm_id)).serial == "CZ1234"
     assert (vm.cpu_count, vm.cores_per_socket, vm.memory_bytes, vm.firmware) == (4, 2, 1 << 30, "bios")
     assert (vm.guest_os.family, vm.guest_os.name) == ("linux", "Debian GNU/Linux 12 (bookworm)")
     assert [(disk.capacity_bytes, disk.boot_order) for disk in vm.disks] == [(1 << 20, 1), (2 << 20, None)]

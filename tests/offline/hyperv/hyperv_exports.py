@@ -20,6 +20,7 @@ LOG_BYTES = 9 * PAGE
 
 MACHINE = "282874FC-59D6-4F30-BC04-5FDD909C82E0"
 BIOS_GUID = "967df1ba-2c00-4998-9f1b-d60bcc0c4b90"
+BIOS_SERIAL = "6534-0143-5923-8126-3170-4385-20"
 CHECKPOINT = "0F6D7B3A-52B4-4C0E-9C0A-63E2A1B7C5D4"
 BIOS, IDE = "ac6b8dc1-3257-4a70-b1b2-a9c9215659ad", "83f8638b-8dca-4152-9eda-2ca8b33039b4"
 SCSI, ETHERNET = "d422512d-2bf2-4752-809d-7b82b5fcb1b4", "2fc216b0-d2e2-4967-9b6d-b8a5c9ca2778"
@@ -227,6 +228,7 @@ def configuration(
     tree: Tree = {
         f"_{BIOS}_": {
             "bios_guid": f"{{{BIOS_GUID}}}",
+            "bios_serial_number": BIOS_SERIAL,
             "boot": {f"device{number}": one for number, one in enumerate(boot)},
             "secure_boot_enabled": generation == 2,
             "secure_boot_template_id": LINUX_TEMPLATE if generation == 2 else NO_TEMPLATE,

@@ -22,6 +22,7 @@ from tests.offline.hyperv import hyperv_exports
 from tests.offline.hyperv.hyperv_exports import (
     BIOS,
     BIOS_GUID,
+    BIOS_SERIAL,
     CHECKPOINT,
     MACHINE,
     Tree,
@@ -80,6 +81,7 @@ def test_a_machine_keeps_the_uuid_that_its_guest_sees() -> None:
     """The firmware's, which is another than the machine's id: licences, agents and cloud-init know the guest by it."""
     tree = configuration({"ide0:0": "C:\\a.vhdx"})
     assert (parsed(tree).uuid, parsed(tree).vm_id) == (BIOS_GUID, MACHINE.lower())
+    assert parsed(tree).serial == BIOS_SERIAL
     assert parsed(laid_over(tree, {"configuration": {f"_{BIOS}_": {"bios_guid": ""}}})).uuid == MACHINE.lower()
 
 

@@ -157,6 +157,7 @@ class Machine(TypedDict):
 
     id: str
     bios_guid: NotRequired[Text]
+    bios_serial: NotRequired[Text]
     name: Text
     state: Number
     generation: Number

@@ -66,6 +66,7 @@ def manifest(vm_id: str, found: Mapping[str, Any], read_by: Concern, *, node: st
         # The guest sees the firmware's, and not the VM's id.
         uuid=uuid_of(str(found.get("bios_guid") or "")) or str(found["id"]).lower(),
         uuid_reversed_for=smbios.of_hyperv(generation=int(found["generation"])),
+        serial=smbios.serial_of(str(found.get("bios_serial") or "")),
         host=node,
         power_state=power_of(found["state"]),
         firmware="uefi" if int(found["generation"]) == 2 else "bios",

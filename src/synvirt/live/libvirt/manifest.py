@@ -13,6 +13,7 @@ from synvirt import xml_document
 from synvirt.errors import Internal
 from synvirt.kvm.foreign_domain import rebuilt
 from synvirt.live.libvirt.settings import not_taken_over
+from synvirt.machines import smbios
 from synvirt.machines.concerns import left_out, of_sectors, snapshots_present
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.nearest import in_short
@@ -118,6 +119,7 @@ def manifest(domain: Element, seen: Seen) -> VmManifest:
         vm_id=uuid,
         name=_text(domain, "name"),
         uuid=uuid,
+        serial=_serial(domain),
         power_state=seen.power_state,
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
@@ -162,6 +164,12 @@ def _processors(domain: Element) -> int:
     vcpu = domain.find("vcpu")
     present = _number(vcpu.get("current")) if vcpu is not None else 0
     return present or max(_number(_text(domain, "vcpu")), 1)
+
+
+def _serial(domain: Element) -> str | None:
+    if domain.find("os/smbios[@mode='sysinfo']") is None:
+        return None
+    return smbios.serial_of(_text(domain, "sysinfo/system/entry[@name='serial']"))
 
 
 def _memory(domain: Element) -> int:

@@ -48,8 +48,8 @@ def _of_machine(domain: Element) -> Iterator[str]:
     yield from (tag for child in domain if isinstance(tag := child.tag, str) and tag not in _TOP)
     for kind in domain.iterfind("sysinfo/*"):
         for entry in kind.iterfind("entry"):
-            # libvirt lets none be different from the domain's own.
-            if (kind.tag, entry.get("name")) != ("system", "uuid"):
+            # The serial number is taken over; libvirt lets no UUID be different from the domain's own.
+            if (kind.tag, entry.get("name")) not in (("system", "uuid"), ("system", "serial")):
                 yield f"sysinfo {kind.tag} {entry.get('name', '')}"
     if domain.find("os/smbios[@mode='host']") is not None:
         yield "the SMBIOS of its host"

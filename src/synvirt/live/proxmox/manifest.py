@@ -3,6 +3,7 @@
 A disk's key is its key in the configuration (`scsi0`), which also names QEMU's devices.
 """
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -12,6 +13,7 @@ from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox.concerns import concerns
 from synvirt.live.proxmox.config import Drive
 from synvirt.live.proxmox.seen import Seen, Volume
+from synvirt.machines import smbios
 from synvirt.machines.concerns import snapshots_present
 from synvirt.model.machine import Disk, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import MIB
@@ -54,6 +56,7 @@ def manifest(seen: Seen) -> VmManifest:
         vm_id=seen.vm_id,
         name=str(config.get("name") or seen.row.get("name") or f"VM {seen.vm_id}"),
         uuid=_uuid(config),
+        serial=_serial(config),
         host=str(seen.row.get("node", "")),
         power_state=seen.power_state,
         firmware="uefi" if uefi else "bios",
@@ -177,6 +180,21 @@ def guest_os(config: Mapping[str, Any], os_info: Mapping[str, Any]) -> GuestOs:
 
 def _uuid(config: Mapping[str, Any]) -> str | None:
     try:
-        return str(UUID(settings.options(config.get("smbios1", ""), "uuid").get("uuid", "")))
+        return str(UUID(_firmware_values(config).get("uuid", "")))
     except ValueError:
         return None
+
+
+def _serial(config: Mapping[str, Any]) -> str | None:
+    values = _firmware_values(config)
+    written = values.get("serial", "")
+    if settings.is_on(values.get("base64")):
+        try:
+            written = base64.b64decode(written, validate=True).decode()
+        except ValueError:
+            return None
+    return smbios.serial_of(written)
+
+
+def _firmware_values(config: Mapping[str, Any]) -> dict[str, str]:
+    return settings.options(config.get("smbios1", ""), "uuid")

@@ -135,6 +135,7 @@ def manifest(
         name=shown(found.get("name") or vm_id),
         uuid=found.get("config.uuid"),
         uuid_reversed_for=smbios.of_vmware(str(found.get("config.version") or "")),
+        serial=smbios.vmware_serial(found.get("config.uuid")),
         host=host,
         power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
         firmware="uefi" if uefi else "bios",

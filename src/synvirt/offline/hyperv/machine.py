@@ -92,6 +92,7 @@ def machine(tree: Tree, file: str, *, snapshots: tuple[Snapshot, ...] = (), save
         name=clean(_text(configuration, "properties", "name")) or "imported",
         uuid=uuid_of(_text(bios, "bios_guid")) or identity,  # the guest sees the firmware's, and not the machine's id
         uuid_reversed_for=smbios.of_hyperv(generation=2 if uefi else 1),
+        serial=smbios.serial_of(_text(bios, "bios_serial_number")),
         power_state="suspended" if saved else "off",
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,

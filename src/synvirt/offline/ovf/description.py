@@ -137,6 +137,7 @@ def _manifest(
         name=name,
         uuid=uuid_of(*virtualbox.identities(machine), hardware.settings.get("uuid.bios", ""), attribute(system, "id")),
         uuid_reversed_for=_uuid_reversed_for(machine, hardware),
+        serial=smbios.vmware_serial(uuid_of(hardware.settings.get("uuid.bios", ""))),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
         tpm=tpm,

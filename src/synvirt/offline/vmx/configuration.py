@@ -199,8 +199,9 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
     return VmManifest(
         vm_id=clean(entries.get("uuid.bios", "")) or clean(entries.get("displayname", "")) or "imported",
         name=clean(entries.get("displayname", "")) or "imported",
-        uuid=uuid_of(entries.get("uuid.bios", "")),
+        uuid=(uuid := uuid_of(entries.get("uuid.bios", ""))),
         uuid_reversed_for=smbios.of_vmware(entries.get("virtualhw.version", "")),
+        serial=smbios.vmware_serial(uuid),
         power_state="suspended" if suspended else "off",
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,

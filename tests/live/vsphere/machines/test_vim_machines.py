@@ -31,6 +31,7 @@ def test_which_guests_read_their_uuid_in_reverse_depends_on_the_hardware(hardwar
     uuid = "421f245c-7fa8-60fa-6af6-a46351ced0eb"
     one = described(config__uuid=uuid, config__version=hardware)
     assert (one.uuid, one.uuid_reversed_for) == (uuid, families)
+    assert one.serial == "VMware-42 1f 24 5c 7f a8 60 fa-6a f6 a4 63 51 ce d0 eb"
 
 
 def test_a_machine_of_many_parts() -> None:

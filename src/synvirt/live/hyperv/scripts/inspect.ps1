@@ -33,7 +33,8 @@ $checkpoints = @(Get-VMSnapshot -VM $vm -SnapshotType Standard | ForEach-Object 
     })
 $kvp = Get-CimAssociatedInstance -InputObject $system -ResultClassName Msvm_KvpExchangeComponent | Select-Object -First 1
 ConvertTo-SynVirtAnswer -Value @{
-    id = $vm.Id.ToString(); bios_guid = [string]$realized.BIOSGUID; name = $vm.Name; host = $vm.ComputerName; state = [int]$vm.State; generation = $vm.Generation
+    id = $vm.Id.ToString(); bios_guid = [string]$realized.BIOSGUID; bios_serial = [string]$realized.BIOSSerialNumber
+    name = $vm.Name; host = $vm.ComputerName; state = [int]$vm.State; generation = $vm.Generation
     version = $vm.Version; clustered = $vm.IsClustered; checkpoint_type = [int]$vm.CheckpointType
     replication = [int]$vm.ReplicationState; notes = [string]$vm.Notes; status = [string]$vm.SecondaryOperationalStatus
     cpus = $processor.Count; cpus_per_socket = ($processor.MaximumCountPerNumaNode * $processor.MaximumCountPerNumaSocket)
