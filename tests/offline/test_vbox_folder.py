@@ -58,7 +58,7 @@ def test_a_machine() -> None:
         ("clean", datetime(2024, 1, 1, 10, tzinfo=UTC)),
         ("updated", datetime(2024, 2, 1, 10, tzinfo=UTC)),
     ]
-    assert concern_ids(vm) == {"disk-independent:ide1:1", "uefi-state-lost", "tpm", "snapshots-present"}
+    assert concern_ids(vm) == {"disk-independent:ide1:1", "uefi-state-lost", "tpm", "snapshots-present", "media-left-out"}
 
 
 def test_a_machine_keeps_the_uuid_that_its_guest_sees() -> None:
@@ -72,6 +72,26 @@ def test_which_guests_read_their_uuid_in_reverse_depends_on_a_setting() -> None:
     assert parsed().uuid_reversed_for == ("windows",)
     newer = '<Hardware><BIOS><IOAPIC enabled="true"/><SmbiosUuidLittleEndian enabled="true"/></BIOS>'
     assert parsed(("<Hardware>", newer)).uuid_reversed_for == ("linux", "other")
+
+
+@pytest.mark.parametrize(
+    ("system", "hardware", "named"),
+    [
+        ("Debian_64", '<RTC localOrUTC="local"/>', "RTC local"),
+        ("Windows11_64", '<RTC localOrUTC="UTC"/>', "RTC utc"),
+        ("Debian_64", '<RTC localOrUTC="UTC"/>', None),
+        ("Windows11_64", '<RTC localOrUTC="local"/>', None),
+        ("Debian_64", '<AudioAdapter enabled="true" controller="AC97"/>', "sound"),
+    ],
+)
+def test_settings_that_the_guest_does_not_have_here_are_named(system: str, hardware: str, named: str | None) -> None:
+    """Here a Windows has the local time, and no other guest."""
+    vm = parsed(
+        ('OSType="Debian_64"', f'OSType="{system}"'), ('<Memory RAMSize="2048"/>', f'<Memory RAMSize="2048"/>{hardware}')
+    )
+    found = [one.assessment for one in vm.concerns if one.id == "settings-not-taken-over"]
+    assert found == ([f"The VM has settings that it does not have here: {named}."] if named else [])
+    assert any("has VBoxGuestAdditions.iso in a CD-ROM" in one.assessment for one in vm.concerns)
 
 
 def test_the_present_state_is_read_through_all_its_snapshots(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_workstation() -> None:
         ("ethernet0", "00:0c:29:b5:c6:d7", "vmxnet3", "nat", True),
         ("ethernet1", "00:50:56:01:02:03", "e1000e", "VM Network", False),
     ]
-    assert concern_ids(vm) == {"disk-independent:scsi0:1", "uefi-state-lost", "secure-boot"}
+    assert concern_ids(vm) == {"disk-independent:scsi0:1", "uefi-state-lost", "secure-boot", "media-left-out"}
 
 
 @pytest.mark.parametrize(
@@ -402,3 +402,28 @@ def test_cards_of_distributed_switches_are_in_networks_of_their_own() -> None:
         "dvportgroup-80",
         "8e5b5eb2-8a3a-4c9e-91a4-6de1b2c8fa4e",
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ('smbios.reflectHost = "TRUE"', "smbios.reflecthost"),
+        ('SMBIOS.assetTag = "A-7"', "smbios.assettag"),
+        ('scsi0:0.mode = "independent-nonpersistent"', "scsi0:0 forgets"),
+        ('sound.present = "TRUE"', "sound"),
+    ],
+)
+def test_settings_that_the_guest_does_not_have_here_are_named(more: str, named: str) -> None:
+    """A Windows with its maker's licence asks for its host's SMBIOS; a disk that forgets keeps what is written here."""
+    (found,) = [one for one in parsed(more=f"{more}\n").concerns if one.id == "settings-not-taken-over"]
+    assert found.assessment == f"The VM has settings that it does not have here: {named}."
+
+
+def test_discs_in_drives_are_said_not_to_be_imported() -> None:
+    """Images alone: a drive of the host is none, nor one that is not present."""
+    more = (
+        'floppy0.fileType = "file"\nfloppy0.fileName = "C:\\\\a b.flp"\nide0:1.present = "FALSE"\n'
+        'ide0:1.deviceType = "cdrom-image"\nide0:1.fileName = "gone.iso"\n'
+    )
+    (found,) = [one for one in parsed(more=more).concerns if one.id == "media-left-out"]
+    assert "has a b.flp, linux.iso in a CD-ROM" in found.assessment

@@ -16,7 +16,7 @@ from synvirt.hypervisor.hardware import (
     why_bus,
 )
 from synvirt.hypervisor.machine import Machine
-from synvirt.machines.concerns import REACHING
+from synvirt.machines.concerns import REACHING, SETTINGS_LEFT_OUT
 from synvirt.model.job import Difference
 from synvirt.model.machine import Nic, VmManifest
 from synvirt.sizes import MIB, SECTOR_BYTES
@@ -126,7 +126,11 @@ def _cards(machine: Machine, manifest: VmManifest, network: Network) -> Iterator
 
 def _left_out(manifest: VmManifest) -> Iterator[Difference]:
     for concern in manifest.concerns:
-        if concern.id.partition(":")[0] in REACHING:
+        if concern.id == SETTINGS_LEFT_OUT:
+            yield _difference(
+                "settings", concern.assessment, "none", "the domain here is built only from what every guest gets"
+            )
+        elif concern.id.partition(":")[0] in REACHING:
             yield _difference(
                 "what reaches into its host", concern.assessment, "none", "the domain here is built only from what is harmless"
             )

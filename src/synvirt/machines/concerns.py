@@ -298,13 +298,14 @@ def removable_media_left_out(names: tuple[str, ...]) -> Concern:
 
 # The id of the concern that lists what a domain made here lacks of the definition; the domain's differences use it too.
 LEFT_OUT = "reaches-into-its-host"
+SETTINGS_LEFT_OUT = "settings-not-taken-over"
 # A definition may have thousands of them; people read some.
 LEFT_OUT_SHOWN = 20
 # Concerns whose subject is also listed as a difference, by the part of their id before a colon: nothing here replaces it.
 REACHING = frozenset(
     (
         *(LEFT_OUT, "passthrough-device", "host-devices", "shared-folders", "qemu-arguments", "hook-script"),
-        *("settings-not-taken-over", "vim.passthrough", "nutanix.passthrough", "nutanix.gpu"),
+        *("vim.passthrough", "vim.nvdimm", "nutanix.passthrough", "nutanix.gpu"),
     )
 )
 
@@ -318,6 +319,16 @@ def left_out(items: Sequence[str]) -> Concern:
         label="What reaches into its host is not taken over",
         assessment="; ".join(items[:LEFT_OUT_SHOWN]) + more,
         remedy="Add what the guest needs by virsh edit after the import.",
+    )
+
+
+def settings_left_out(items: Sequence[str]) -> Concern:
+    return Concern(
+        id=SETTINGS_LEFT_OUT,
+        category="Information",
+        label="Settings that are not taken over",
+        assessment=f"The VM has settings that it does not have here: {in_short(items)}.",
+        remedy="Set the same by virsh edit after the import, where they matter.",
     )
 
 

@@ -6,7 +6,7 @@ A record is a mapping of XenAPI's own field names (the XenServer Management API)
 has a default. Numbers and booleans may come as such or as text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from synvirt.machines import concerns, reaching, smbios
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
-from synvirt.sizes import GIB
+from synvirt.sizes import GIB, sized
 
 Record = Mapping[str, Any]
 NULL: Final = "OpaqueRef:NULL"
@@ -22,6 +22,11 @@ NULL: Final = "OpaqueRef:NULL"
 _PARAVIRTUALISED: Final = frozenset({"pv", "pv_in_pvh", "pvh"})
 # A suspended VM has its memory in a file, a paused one in its host's memory: a copy has neither.
 _POWER: Final = {"Running": "on", "Halted": "off", "Suspended": "suspended", "Paused": "suspended"}
+# Keys of `bios_strings`: a VM whose licence is its host's has the values of that, by which the licence is checked.
+_OWN_STRINGS: Final = (
+    *("system-manufacturer", "system-product-name", "system-version"),
+    *("baseboard-serial-number", "enclosure-asset-tag"),
+)
 # No more host devices than these are named one by one.
 _DEVICES_MAX: Final = 20
 
@@ -72,6 +77,11 @@ def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record],
         found.append(concerns.left_out(reaches))
     if is_paravirtualised(vm):
         found.append(concerns.paravirtualised())
+    if settings := [*_settings_left_out(vm), *_settings_of_devices(records, vm)]:
+        found.append(concerns.settings_left_out(list(dict.fromkeys(map(clean, settings)))))
+    if media := [records.at("VBD", reference) for reference in listed(vm, "VBDs") if _has_disc(records.at("VBD", reference))]:
+        names = (clean(text(records.at("VDI", text(vbd, "VDI")), "name_label")) for vbd in media)
+        found.append(concerns.removable_media_left_out(tuple(name or "a disc" for name in names)))
     return VmManifest(
         vm_id=vm_ref,
         name=clean(text(vm, "name_label")) or "imported",
@@ -124,6 +134,42 @@ def disk_vbds(records: Records, vm: Record) -> list[Record]:
     attached = [records.at("VBD", reference) for reference in listed(vm, "VBDs")]
     disks = [vbd for vbd in attached if text(vbd, "type") != "CD" and text(vbd, "VDI") in records.of("VDI")]
     return sorted(disks, key=_device)
+
+
+def _settings_left_out(vm: Record) -> Iterator[str]:
+    strings = table(vm, "bios_strings")
+    for name in _OWN_STRINGS:
+        if text(strings, name) not in ("", "Xen", "HVM domU"):
+            yield f"{name} of its SMBIOS"
+    most = whole_number(text(vm, "VCPUs_max")) or 0
+    if most > (whole_number(text(vm, "VCPUs_at_startup")) or most):
+        yield f"up to {most} processors"
+    if table(vm, "VCPUs_params"):
+        yield f"limits of its processors ({', '.join(sorted(table(vm, 'VCPUs_params')))})"
+    least, memory = (whole_number(text(vm, f"memory_{which}")) or 0 for which in ("dynamic_min", "static_max"))
+    if 0 < least < memory:
+        yield f"memory that its pool may take back, down to {sized(least)}"
+
+
+def _settings_of_devices(records: Records, vm: Record) -> Iterator[str]:
+    for vbd in disk_vbds(records, vm):
+        vdi = records.at("VDI", text(vbd, "VDI"))
+        name = text(vdi, "name_label") or f"disk {_device(vbd)}"
+        if text(vbd, "mode").upper() == "RO" or is_true(text(vdi, "read_only")):
+            yield f"{name} can only be read"
+        if text(vdi, "on_boot") == "reset":
+            yield f"{name} is reset at each start"
+        if text(vbd, "qos_algorithm_type"):
+            yield f"limits of {name}"
+    for vif in (records.at("VIF", reference) for reference in listed(vm, "VIFs")):
+        if text(vif, "qos_algorithm_type"):
+            yield f"limits of card {text(vif, 'MAC')}"
+        if text(vif, "locking_mode") == "locked":
+            yield f"the addresses that card {text(vif, 'MAC')} is locked to"
+
+
+def _has_disc(vbd: Record) -> bool:
+    return text(vbd, "type") == "CD" and bool(text(vbd, "VDI")) and not is_true(text(vbd, "empty"))
 
 
 def _guest_os(records: Records, vm: Record) -> GuestOs:
@@ -181,10 +227,17 @@ def _nics(records: Records, vm: Record) -> tuple[Nic, ...]:
             key=reference,
             mac=text(vif, "MAC").lower() or None,
             network=clean(text(records.at("network", text(vif, "network")), "name_label")),
+            connected=_may_pass(vif, records.at("network", text(vif, "network"))),
             ip_addresses=_addresses(addresses, str(_device(vif))),
         )
         for reference, vif in sorted(vifs.items(), key=lambda each: _device(each[1]))
     )
+
+
+def _may_pass(vif: Record, network: Record) -> bool:
+    """Whether its switch takes frames of the card at all."""
+    mode = text(vif, "locking_mode") or "network_default"
+    return (text(network, "default_locking_mode") if mode == "network_default" else mode) != "disabled"
 
 
 def _addresses(networks: Record, device: str) -> tuple[str, ...]:

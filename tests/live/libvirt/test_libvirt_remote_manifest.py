@@ -287,7 +287,7 @@ def differences(top: str, devices: str = "", os: str = "") -> list[str]:
         f'<metadata><libosinfo:os id="{os}"/></metadata>{top}<devices>{devices}</devices></domain>'
     )
     made = build(machine_of(job(manifest(parse(xml), seen()))), [], HOST)
-    return [one.source for one in made.differences if one.what == "what reaches into its host"]
+    return [one.source for one in made.differences if one.what == "settings"]
 
 
 SETTINGS = {
@@ -331,7 +331,7 @@ def test_what_the_domain_made_here_lacks_is_a_difference(named: str) -> None:
     top, devices = SETTINGS[named]
     xml = f"<domain><name>n</name>{top}<devices>{devices}</devices></domain>"
     (found,) = [one for one in manifest(parse(xml), seen()).concerns if one.id == "settings-not-taken-over"]
-    assert found.assessment == f"it has settings that it does not have here: {named}"
+    assert found.assessment == f"The VM has settings that it does not have here: {named}."
     if "vda" not in devices:
         assert found.assessment in differences(top, devices)
 
@@ -344,7 +344,7 @@ def test_what_it_has_here_too_is_none() -> None:
     assert differences("<clock offset='variable' adjustment='0' basis='utc'/>") == []
     windows = "http://microsoft.com/win/2k22"
     assert differences("<clock offset='localtime'/>", os=windows) == []
-    assert differences("<clock offset='utc'/>", os=windows) == ["it has settings that it does not have here: clock utc"]
+    assert differences("<clock offset='utc'/>", os=windows) == ["The VM has settings that it does not have here: clock utc."]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def test_a_real_prism_centrals_vm_is_read(tmp_path: Path) -> None:
     assert (nic.mac, nic.ip_addresses, nic.connected) == ("50:6b:8d:c3:f1:67", ("192.168.1.150",), True)
     assert nic.network == "38639cab-28c8-415a-8008-269e69307b60"
     assert start == "2025-05-26T13:54:24.372435Z 9ca5ef81-f2d1-4806-a6f1-2430211a5e55"
-    assert {one.id for one in found.concerns} == {"nutanix.read_by", "nutanix.guest_tools"}
+    assert {one.id for one in found.concerns} == {"nutanix.read_by", "nutanix.guest_tools", "media-left-out"}
+    assert "a disc at ide.0" in next(one.assessment for one in found.concerns if one.id == "media-left-out")
 
 
 def test_a_real_v3_vm_is_read() -> None:

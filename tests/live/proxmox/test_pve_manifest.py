@@ -83,7 +83,7 @@ def test_all_that_makes_hardware_is_read() -> None:
     ]
     assert {concern.id for concern in vm.concerns} == {
         *("host-devices", "cloud-init", "unused-volumes", "pve.read_by"),
-        *("ballooning", "network-rules", "settings-not-taken-over"),
+        *("ballooning", "network-rules", "settings-not-taken-over", "media-left-out"),
     }
     assert vm.cbt_available
 
@@ -144,6 +144,49 @@ def test_what_it_is_doing_now(status: dict[str, Any], power: str, concern: str |
 )
 def test_concerns(config: dict[str, Any], concern: str) -> None:
     assert concern in {one.id for one in read(config).concerns}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (
+            {"smbios1": "uuid=6d6f7665-6d65-4d6f-8f76-656d656d6f76,base64=1,serial=T0VN,product=UA=="},
+            "smbios1 product",
+        ),
+        ({"scsi0": "a:b,size=1G,ro=1,iops_rd=100,mbps=5"}, "ro of scsi0, limits of scsi0"),
+        ({"net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0,trunks=5;6,rate=10"}, "trunks of net0, rate of net0"),
+        ({"ostype": "win10", "localtime": 0}, "localtime=0"),
+        ({"ostype": "l26", "localtime": 1}, "localtime=1"),
+        ({"cpu": "x86-64-v2,flags=-pcid,hidden=1"}, "cpu flags, cpu hidden"),
+        ({"tpmstate0": "a:t,size=4M,version=v1.2"}, "TPM version 1.2"),
+    ],
+)
+def test_parts_of_settings_that_it_does_not_have_here_are_named(config: dict[str, Any], named: str) -> None:
+    """SMBIOS values are what licences of a maker ask for; a disk that may only be read can be written here."""
+    (found,) = [one for one in read(config).concerns if one.id == "settings-not-taken-over"]
+    assert found.assessment == f"it has settings that it does not have here: {named}"
+
+
+def test_settings_that_it_has_here_too_are_not_named() -> None:
+    config = {
+        "smbios1": "uuid=6d6f7665-6d65-4d6f-8f76-656d656d6f76",
+        "scsi0": "a:b,size=1G,ro=0,ssd=1,cache=none",
+        "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0,tag=7",
+        "cpu": "host",
+        "tpmstate0": "a:t,size=4M,version=v2.0",
+    }
+    for clock in ({"ostype": "win10", "localtime": 1}, {"ostype": "l26", "localtime": 0}):
+        assert "settings-not-taken-over" not in {one.id for one in read(config | clock).concerns}
+
+
+def test_a_disc_in_a_drive_is_said_not_to_be_copied() -> None:
+    drives = {
+        "ide0": "none,media=cdrom",
+        "ide1": "a:vm-1-cloudinit,media=cdrom",
+        "ide2": "local:iso/setup.iso,media=cdrom,size=1G",
+    }
+    (found,) = [one for one in read(drives).concerns if one.id == "media-left-out"]
+    assert "has setup.iso in a CD-ROM" in found.assessment
 
 
 def test_each_key_of_the_vendors_schema_is_read_or_reported_or_left_out_for_a_reason() -> None:

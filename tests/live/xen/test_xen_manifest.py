@@ -76,6 +76,31 @@ def test_what_may_go_wrong_is_said(pool: XenServer, fields: dict[str, Any], ids:
     assert concern_ids(asked(pool, lambda adapter: adapter.inspect(vm_id))) == ids | {"xen.read_by"}
 
 
+def test_settings_that_the_guest_does_not_have_here_are_named(pool: XenServer) -> None:
+    """A Windows with its maker's licence asks for the host's SMBIOS; a disk that is reset, or only read, keeps what is written
+    here; a card whose switch takes none of its frames has no link."""
+    vm_id = pool.pool.add_vm(
+        "web",
+        [bytes(1 << 20)],
+        pool.pool.add_store(),
+        bios_strings={"system-manufacturer": "Dell Inc.", "system-serial-number": "OEM7", "bios-vendor": "Xen"},
+        VCPUs_params={"cap": "50"},
+    )
+    tables = pool.pool.tables
+    for vbd in tables["VBD"].values():
+        vbd["mode"] = "RO"
+    tables["VDI"][pool.pool.vdis(vm_id)[0]] |= {"on_boot": "reset", "name_label": "data"}
+    for vif in tables["VIF"].values():
+        vif |= {"qos_algorithm_type": "ratelimit", "locking_mode": "disabled"}
+    vm = asked(pool, lambda adapter: adapter.inspect(vm_id))
+    (found,) = [one for one in vm.concerns if one.id == "settings-not-taken-over"]
+    assert found.assessment == (
+        "The VM has settings that it does not have here: system-manufacturer of its SMBIOS, limits of its "
+        "processors (cap), data can only be read, data is reset at each start, limits of card 26:5a:1c:0f:33:91."
+    )
+    assert [nic.connected for nic in vm.nics] == [False]
+
+
 def test_storage_that_is_nearly_full_and_chains_that_are_long_are_said_and_refused(pool: XenServer) -> None:
     store = pool.pool.add_store("lvm", size=3 << 20)
     vm_id = pool.pool.add_vm("web", [bytes(2 << 20)], store)

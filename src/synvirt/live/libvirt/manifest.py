@@ -14,9 +14,8 @@ from synvirt.errors import Internal
 from synvirt.kvm.foreign_domain import rebuilt
 from synvirt.live.libvirt.settings import not_taken_over
 from synvirt.machines import smbios
-from synvirt.machines.concerns import left_out, of_sectors, snapshots_present
+from synvirt.machines.concerns import left_out, of_sectors, settings_left_out, snapshots_present
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
-from synvirt.nearest import in_short
 from synvirt.sizes import GIB, KIB, MIB, SECTOR_BYTES, TIB
 
 # libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
@@ -343,13 +342,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
         yield left_out(items)
     windows = guest_os(domain, seen.guest or {}).family == "windows"
     if settings := not_taken_over(harmless.root, windows=windows):
-        yield Concern(
-            id="settings-not-taken-over",
-            category="Information",
-            label="Settings that are not taken over",
-            assessment=f"it has settings that it does not have here: {in_short(settings)}",
-            remedy="Set the same by virsh edit after the migration, where they matter.",
-        )
+        yield settings_left_out(settings)
 
 
 def _attached_twice(domain: Element) -> Iterator[Concern]:

@@ -11,7 +11,8 @@ from synvirt.live import VmRow
 from synvirt.live.nutanix.prism import dig, listed, number, text
 from synvirt.live.nutanix.ways import Way
 from synvirt.machines.boot_order import by_bus
-from synvirt.machines.texts import uuid_of
+from synvirt.machines.concerns import removable_media_left_out, settings_left_out
+from synvirt.machines.texts import clean, uuid_of
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, VmManifest
 from synvirt.sizes import MIB
 
@@ -63,6 +64,10 @@ class FoundVm:
     gpus: tuple[str, ...] = ()
     passed_through: int = 0
     start: str = ""
+    clock: str = ""
+    discs: tuple[str, ...] = ()
+    pinned: bool = False
+    ports: int = 0
 
 
 # ── v4 ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -97,6 +102,12 @@ def of_central(vm: Mapping[str, Any], containers: Mapping[str, str], subnets: Ma
         gpus=tuple(text(one, "name") or text(one, "mode") or "a GPU" for one in listed(vm.get("gpus"))),
         passed_through=len(listed(vm.get("pcieDevices"))),
         start=f"{text(vm, 'updateTime')} {text(vm, 'generationUuid')}",
+        clock=text(vm, "hardwareClockTimezone"),
+        discs=tuple(
+            _key(dig(one, "diskAddress"), "busType", "index") for one in listed(vm.get("cdRoms")) if one.get("backingInfo")
+        ),
+        pinned=vm.get("isVcpuHardPinningEnabled") is True,
+        ports=len(listed(vm.get("serialPorts"))),
     )
 
 
@@ -163,6 +174,14 @@ def of_element(entity: Mapping[str, Any]) -> FoundVm:
         volume_groups=tuple(dict.fromkeys(text(one, "volume_group_reference", "uuid") for one in held)),
         gpus=tuple(text(one, "name") or text(one, "mode") or "a GPU" for one in listed(resources.get("gpu_list"))),
         start=f"{text(entity, 'metadata', 'last_update_time')} {text(entity, 'metadata', 'spec_version')}",
+        clock=text(resources, "hardware_clock_timezone"),
+        discs=tuple(
+            _key(dig(one, "device_properties", "disk_address"), "adapter_type", "device_index")
+            for one in listed(resources.get("disk_list"))
+            if _device_type(one) == "CDROM" and (one.get("data_source_reference") or number(one.get("disk_size_bytes")))
+        ),
+        pinned=resources.get("is_vcpu_hard_pinned") is True,
+        ports=len(listed(resources.get("serial_port_list"))),
     )
 
 
@@ -288,6 +307,10 @@ def _concerns(vm: FoundVm, way: Way, disks: Sequence[Disk]) -> Iterator[Concern]
         yield _warning(f"nutanix.gpu:{number_}", "GPU", f"The guest has {gpu} of its host; here it has none.")
     if vm.passed_through:
         yield _warning("nutanix.passthrough", "Passthrough devices", f"{vm.passed_through} devices of its host stay behind.")
+    if vm.discs:
+        yield removable_media_left_out(tuple(f"a disc at {clean(place)}" for place in vm.discs))
+    if settings := list(_settings(vm)):
+        yield settings_left_out(settings)
     if vm.tpm:
         yield Concern(
             id="nutanix.vtpm",
@@ -308,6 +331,17 @@ def _concerns(vm: FoundVm, way: Way, disks: Sequence[Disk]) -> Iterator[Concern]
     yield Concern(
         id="nutanix.guest_tools", category="Information", label="Nutanix Guest Tools", assessment=state, remedy=remedy
     )
+
+
+def _settings(vm: FoundVm) -> Iterator[str]:
+    """What the guest does not have here, where the clock of a Windows is this host's local time, and of all others UTC."""
+    windows = _guest_os(vm.guest).family == "windows"
+    if vm.clock and (windows or vm.clock != "UTC"):
+        yield f"a hardware clock in {clean(vm.clock)}"
+    if vm.pinned:
+        yield "pinned processors"
+    if vm.ports > 1:
+        yield f"{vm.ports} serial ports"
 
 
 def _guest_tools(vm: FoundVm) -> tuple[str, str]:

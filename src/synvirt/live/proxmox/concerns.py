@@ -7,7 +7,9 @@ from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox import keys
 from synvirt.live.proxmox.config import VOLUME, Drive
 from synvirt.live.proxmox.seen import Seen, ha_state
+from synvirt.machines.concerns import removable_media_left_out
 from synvirt.model.machine import Concern
+from synvirt.nearest import in_short
 
 Category = Literal["Critical", "Warning", "Information"]
 
@@ -73,8 +75,14 @@ def _firewall(seen: Seen) -> object:
 
 
 def _not_taken_over(seen: Seen) -> object:
-    # A value of off counts as not set: the vendor's own wizard writes numa=0.
-    return ", ".join(keys.not_taken_over(key for key, value in seen.config.items() if str(value) != "0"))
+    config, found = seen.config, []
+    windows = str(config.get("ostype", "")).startswith("w")
+    for key in keys.not_taken_over(config):
+        if key == "localtime":  # here a Windows has the local time, and no other guest
+            found += [] if settings.is_on(config[key]) is windows else [f"{key}={config[key]}"]
+        elif str(config[key]) != "0":  # off counts as not set: the vendor's own wizard writes numa=0
+            found.append(key)
+    return in_short([*found, *settings.parts_not_taken_over(config)])
 
 
 TABLE: Final = (
@@ -246,7 +254,9 @@ def concerns(seen: Seen, drives: Sequence[Drive]) -> Iterator[Concern]:
     """All concerns of a VM and its disks."""
     for line in TABLE:
         if found := line.applies(seen):
-            yield _made(line.id, line.category, line.label, line.assessment.format(_short(found)), line.remedy)
+            yield _made(line.id, line.category, line.label, line.assessment.format(_short(found, 1000)), line.remedy)
+    if media := settings.media(seen.config):
+        yield removable_media_left_out(tuple(_short(one) for one in media))
     if seen.no_reading is None and drives:
         yield _made("pve.read_by", "Information", "How the disks are read", _read_by(seen, drives), "Nothing.")
     for drive in drives:
@@ -328,5 +338,5 @@ def _made(concern_id: str, category: Category, label: str, assessment: str, reme
     return Concern(id=concern_id, category=category, label=label, assessment=assessment, remedy=remedy)
 
 
-def _short(value: Any) -> str:
-    return " ".join(str(value).split())[:120]
+def _short(value: Any, most: int = 120) -> str:
+    return " ".join(str(value).split())[:most]

@@ -108,6 +108,36 @@ def cloud_init(config: Mapping[str, Any]) -> str | None:
     return next((key for key, value in config.items() if DRIVE.fullmatch(key) and "cloudinit" in str(value)), None)
 
 
+# Parts of a setting that the VM does not have here, though the setting itself is read.
+_LIMITS: Final = re.compile(r"(iops|mbps|bps)(_.*)?")
+_OF_DRIVE: Final = ("ro", "model", "product", "vendor")
+_OF_NET: Final = ("trunks", "rate", "mtu")
+_OF_CPU: Final = ("flags", "hidden", "hv-vendor-id", "phys-bits", "reported-model")
+
+
+def parts_not_taken_over(config: Mapping[str, Any]) -> Iterator[str]:
+    """Such parts: `smbios1 sku`, `ro of scsi0`."""
+    smbios = options(config.get("smbios1", ""), "uuid")
+    yield from (f"smbios1 {name}" for name, value in smbios.items() if name not in ("uuid", "serial", "base64") and value)
+    for drive in drives(config):
+        yield from (f"{name} of {drive.key}" for name in _OF_DRIVE if drive.options.get(name, "0") != "0")
+        if any(_LIMITS.fullmatch(name) for name in drive.options):
+            yield f"limits of {drive.key}"
+    for key, card in nets(config):
+        yield from (f"{name} of {key}" for name in _OF_NET if card.get(name))
+    cpu = options(config.get("cpu", ""), "cputype")
+    yield from (f"cpu {name}" for name in _OF_CPU if cpu.get(name, "0") != "0")
+    if (tpm := volume_of(config, "tpmstate0")) is not None and tpm.options.get("version") == "v1.2":
+        yield "TPM version 1.2"
+
+
+def media(config: Mapping[str, Any]) -> list[str]:
+    """What is in its CD-ROM drives; the drive for cloud-init is none of them."""
+    found = [options(value) for key, value in sorted(config.items()) if DRIVE.fullmatch(key) and "cloudinit" not in str(value)]
+    volumes = [read.get("file", read.get("volume", "")) for read in found if read.get("media") == "cdrom"]
+    return [volume.rpartition("/")[2] for volume in volumes if volume not in ("", "none")]
+
+
 def volume_of(config: Mapping[str, Any], key: str) -> Drive | None:
     """A volume that is not a disk of the guest: `efidisk0`, `tpmstate0`."""
     if key not in config:

@@ -21,7 +21,8 @@ from synvirt.live.vsphere.disks import (
     virtual_disks,
 )
 from synvirt.live.vsphere.ways import EXPORT, Way, mostly_empty_disks
-from synvirt.machines.concerns import snapshots_present
+from synvirt.machines.concerns import left_out, removable_media_left_out, settings_left_out, snapshots_present
+from synvirt.machines.texts import clean, is_true
 from synvirt.model.machine import Concern, Snapshot
 from synvirt.sizes import GIB, MIB
 
@@ -34,6 +35,11 @@ OLD_SNAPSHOT: Final = timedelta(days=7)
 CONSOLIDATED_BPS: Final = (30 * MIB, 200 * MIB)
 # ManagedByInfo.extensionKey of ESX Agent Manager, which makes the agent VMs of vCLS, NSX and others.
 AGENTS: Final = "com.vmware.vim.eam"
+_PORTS: Final = frozenset({"VirtualSerialPort", "VirtualParallelPort"})
+# A port without a backing is nothing of the host; a printer by ThinPrint is VMware's own.
+_NO_PORTS: Final = frozenset({"NoneType", "VirtualSerialPortThinPrintBackingInfo"})
+_DRIVES: Final = frozenset({"VirtualCdrom", "VirtualFloppy"})
+_MORE: Final = frozenset({"VirtualHdAudioCard", "VirtualEnsoniq1371", "VirtualSoundBlaster16", "VirtualWDT"})
 CLUSTER_AGENT: Final = "HDCS.agent"
 
 
@@ -59,6 +65,7 @@ def concerns_of(
         remedy="options.transport of the source chooses another way.",
     )
     yield from _of_machine(found, devices)
+    yield from _of_what_stays(found, devices)
     if clones := _cloned(found, disks, snapshots):
         yield Concern(
             id="vim.linked_clone",
@@ -139,6 +146,38 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
             "What it has in its memory is not moved, and is lost when it is powered off for the cut-over.",
             "Resume it, or power it off, at the source first.",
         )
+
+
+def _of_what_stays(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Concern]:
+    """What the guest has there and not here."""
+    for device in devices:
+        if type_name(device) == "VirtualNVDIMM":
+            yield Concern(
+                id=f"vim.nvdimm:{device.key}",
+                category="Warning",
+                label="Persistent memory",
+                assessment=f"{label(device)} is persistent memory with content of its own, which is not copied.",
+                remedy="Copy its content onto a disk of the VM first.",
+            )
+    named = [(type_name(device), type_name(getattr(device, "backing", None)), device) for device in devices]
+    of_host = [
+        clean(label(device))
+        for kind, backing, device in named
+        if (kind in _PORTS and backing not in _NO_PORTS)
+        or kind == "VirtualUSB"
+        or backing.endswith("PassthroughVmiopBackingInfo")
+    ]
+    if of_host:
+        yield left_out(of_host)
+    files = [str(getattr(device.backing, "fileName", None) or "") for kind, _, device in named if kind in _DRIVES]
+    if media := tuple(clean(file.rpartition("/")[2]) for file in files if file):
+        yield removable_media_left_out(media)
+    settings = [clean(label(device)) for kind, _, device in named if kind in _MORE]
+    extra = {str(one.key).lower(): str(one.value) for one in found.get("config.extraConfig") or ()}
+    settings += sorted(key for key, value in extra.items() if key.endswith(".reflecthost") and is_true(value))
+    settings += [key for key in ("smbios.assettag",) if extra.get(key)]
+    if settings:
+        yield settings_left_out(settings)
 
 
 def _cloned(found: Mapping[str, Any], disks: Sequence[Any], snapshots: Sequence[Snapshot]) -> list[str]:

@@ -124,10 +124,7 @@ def _disks(machine: Element, name: str) -> tuple[tuple[Disk, ...], dict[str, str
     disks: list[Disk] = []
     attached: dict[str, str] = {}
     numbers: dict[DiskBus, int] = {}
-    storage = child(machine, "StorageControllers")
-    if storage is None:
-        storage = child(child(machine, "Hardware"), "StorageControllers")
-    for controller in () if storage is None else children(storage, "StorageController"):
+    for controller in _controllers(machine):
         bus = _BUSES.get(attribute(controller, "type").lower(), "scsi")
         number = numbers[bus] = numbers.get(bus, -1) + 1
         # They are written as they were attached; the firmware boots them by their places.
@@ -168,6 +165,10 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
     found += [concerns.passthrough_device(clean(attribute(each, "host")) or "a PCI device") for each in passed]
     if reaches := reaching.virtualbox(machine):
         found.append(concerns.left_out(reaches))
+    if settings := list(_settings_left_out(hardware, windows=guest.family == "windows")):
+        found.append(concerns.settings_left_out(settings))
+    if media := tuple(_media_inserted(machine)):
+        found.append(concerns.removable_media_left_out(media))
     found += concerns.of_machine(uefi=uefi, secure_boot=False, tpm=tpm, guest=guest, snapshots=len(snapshots))
     name = clean(attribute(machine, "name")) or "imported"
     memory = min(whole_number(attribute(child(hardware, "Memory"), "RAMSize")) or 128, _MEMORY_MAX_MIB)
@@ -188,6 +189,37 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
         snapshots=snapshots,
         concerns=tuple(found),
     )
+
+
+def _settings_left_out(hardware: Element | None, *, windows: bool) -> Iterator[str]:
+    """A clock other than here, where a Windows has the local time and no other guest; and what the machine has not here."""
+    clock = attribute(child(hardware, "RTC"), "localOrUTC").lower()
+    if clock and (clock == "utc") is windows:
+        yield f"RTC {clock}"
+    cap = attribute(child(hardware, "CPU"), "executionCap")
+    if cap not in ("", "100"):
+        yield f"processors at {clean(cap)} %"
+    if attribute(child(hardware, "AudioAdapter"), "enabled").lower() == "true":
+        yield "sound"
+
+
+def _media_inserted(machine: Element) -> Iterator[str]:
+    """The images in its CD-ROM and floppy drives, by their files' names."""
+    registry = child(machine, "MediaRegistry")
+    lists = [group for name in ("DVDImages", "FloppyImages") if (group := child(registry, name)) is not None]
+    known = {attribute(image, "uuid"): attribute(image, "location") for group in lists for image in children(group, "Image")}
+    for controller in _controllers(machine):
+        for device in children(controller, "AttachedDevice"):
+            uuid = attribute(child(device, "Image"), "uuid")
+            if uuid and attribute(device, "type") in ("DVD", "Floppy"):
+                yield clean(re.split(r"[/\\]", known.get(uuid, ""))[-1]) or "a disc"
+
+
+def _controllers(machine: Element) -> list[Element]:
+    storage = child(machine, "StorageControllers")
+    if storage is None:
+        storage = child(child(machine, "Hardware"), "StorageControllers")
+    return [] if storage is None else list(children(storage, "StorageController"))
 
 
 def _snapshots(machine: Element) -> Iterator[Snapshot]:

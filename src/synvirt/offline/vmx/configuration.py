@@ -195,6 +195,10 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
     found += [concerns.passthrough_device(key) for key in passed]
     if reaches := reaching.vmware(entries):
         found.append(concerns.left_out(reaches))
+    if settings := list(_settings_left_out(entries, disks)):
+        found.append(concerns.settings_left_out(settings))
+    if media := [name for key in sorted(entries) if (name := _image_in(entries, key.removesuffix(".filename"))) is not None]:
+        found.append(concerns.removable_media_left_out(tuple(dict.fromkeys(media))))
     found += concerns.of_machine(uefi=uefi, secure_boot=secure_boot, tpm=tpm, guest=guest)
     return VmManifest(
         vm_id=clean(entries.get("uuid.bios", "")) or clean(entries.get("displayname", "")) or "imported",
@@ -215,6 +219,23 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
         nics=tuple(_nic(entries, key) for key in _present(entries, _NIC_KEY, "ethernet")),
         concerns=tuple(found),
     )
+
+
+def _settings_left_out(entries: Mapping[str, str], disks: tuple[Disk, ...]) -> Iterator[str]:
+    """SMBIOS values, which licences of a maker ask for, of its own or its host's; and the rest that is not made here."""
+    yield from (key for key in sorted(entries) if key.endswith(".reflecthost") and is_true(entries[key]))
+    yield from (key for key in ("smbios.assettag",) if entries.get(key))
+    yield from (f"{disk.key} forgets" for disk in disks if entries.get(f"{disk.key}.mode", "").endswith("nonpersistent"))
+    if is_true(entries.get("sound.present")):
+        yield "sound"
+
+
+def _image_in(entries: Mapping[str, str], device: str) -> str | None:
+    """The image in a CD-ROM or floppy drive; None: there is none, or a device of the host."""
+    file, kind = entries.get(f"{device}.filename", ""), entries.get(f"{device}.devicetype", "").lower()
+    floppy = re.fullmatch(r"floppy\d", device) and entries.get(f"{device}.filetype", "").lower() == "file"
+    holds = floppy or (_PLACE.fullmatch(device) and kind == "cdrom-image")
+    return clean(re.split(r"[/\\]", file)[-1]) if file and holds and is_true(entries.get(f"{device}.present", "true")) else None
 
 
 def _present(entries: Mapping[str, str], pattern: re.Pattern[str], prefix: str = "") -> list[str]:

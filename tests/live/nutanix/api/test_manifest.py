@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from synvirt.live.nutanix.machines import manifest as described
+from synvirt.live.nutanix.machines import of_central, of_element
+from synvirt.live.nutanix.ways import Way
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import VmState
 from tests.live.nutanix.api.lab import SIZE, ask, machine
@@ -41,6 +44,30 @@ def test_a_guest_keeps_the_uuid_that_it_sees(cluster: Prisms, which: str) -> Non
     vm = machine(cluster, bios_uuid="967df1ba-2c00-4998-9f1b-d60bcc0c4b90")
     found = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
     assert (found.uuid, found.vm_id) == (vm.bios_uuid, vm.id)
+
+
+def test_settings_that_the_guest_does_not_have_here_are_named() -> None:
+    """By both Prisms: a clock that is not in UTC, pinned processors, more serial ports, and a disc in a drive."""
+    place = {"device_type": "CDROM", "disk_address": {"adapter_type": "IDE", "device_index": 0}}
+    disc = {"device_properties": place, "data_source_reference": {"kind": "image"}}
+    resources = {
+        "hardware_clock_timezone": "Europe/Berlin",
+        "is_vcpu_hard_pinned": True,
+        "serial_port_list": [{}, {}],
+        "disk_list": [disc, {"device_properties": place}],
+    }
+    vm = {
+        "hardwareClockTimezone": "Europe/Berlin",
+        "isVcpuHardPinningEnabled": True,
+        "serialPorts": [{}, {}],
+        "cdRoms": [{"diskAddress": {"busType": "IDE", "index": 0}, "backingInfo": {"diskExtId": "x"}}, {"diskAddress": {}}],
+    }
+    for found in (of_element({"status": {"resources": resources}}), of_central(vm, {}, {})):
+        named = {one.id: one.assessment for one in described(found, Way("nfs")).concerns}
+        assert named["settings-not-taken-over"].endswith(
+            "here: a hardware clock in Europe/Berlin, pinned processors, 2 serial ports."
+        )
+        assert "has a disc at ide.0 in a CD-ROM" in named["media-left-out"]
 
 
 @pytest.mark.parametrize("which", ["central", "element"])

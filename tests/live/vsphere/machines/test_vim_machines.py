@@ -292,12 +292,44 @@ Passthrough = vim.vm.device.VirtualPCIPassthrough
 def test_a_device_of_the_hosts_own_forbids_snapshots_while_it_runs(device: Any, reported: str | None) -> None:
     one = described(a_disk(), device)
     assert critical(one) == []
-    assert [concern.id for concern in one.concerns[1:]] == (["vim.passthrough:13000"] if reported else [])
+    # A shared graphics card is named as what stays at its host.
+    assert [concern.id for concern in one.concerns[1:]] == ["vim.passthrough:13000" if reported else "reaches-into-its-host"]
     assert (reported or "None") in str(one.cbt_reason)
     assert one.cbt_available == (reported is None)
 
 
 Card = vim.vm.device.VirtualEthernetCard
+
+
+def test_what_the_guest_has_there_and_not_here_is_named() -> None:
+    """Ports and devices of the host, discs in drives, sound; SMBIOS values by which licences of a maker are checked."""
+    device, port = vim.vm.device, vim.vm.device.VirtualSerialPort
+    made = (
+        (port, port.FileBackingInfo(fileName="[ds] a.txt"), "Serial port 1"),
+        (port, port.ThinPrintBackingInfo(), "Serial port 2"),
+        (device.VirtualUSB, device.VirtualUSB.USBBackingInfo(deviceName="x"), "USB 1"),
+        (device.VirtualPCIPassthrough, device.VirtualPCIPassthrough.VmiopBackingInfo(vgpu="grid"), "PCI device 0"),
+        (device.VirtualCdrom, device.VirtualCdrom.IsoBackingInfo(fileName="[ds] iso/setup.iso"), "CD/DVD drive 1"),
+        (device.VirtualCdrom, device.VirtualCdrom.IsoBackingInfo(fileName=""), "CD/DVD drive 2"),
+        (
+            device.VirtualCdrom,
+            device.VirtualCdrom.RemotePassthroughBackingInfo(deviceName="", exclusive=False),
+            "CD/DVD drive 3",
+        ),
+        (device.VirtualHdAudioCard, None, "Sound card"),
+        (device.VirtualNVDIMM, None, "NVDIMM 1"),
+    )
+    devices = [
+        kind(key=9000 + number, backing=backing, deviceInfo=vim.Description(label=label, summary=""))
+        for number, (kind, backing, label) in enumerate(made)
+    ]
+    extra = [vim.option.OptionValue(key="smbios.reflectHost", value="TRUE"), vim.option.OptionValue(key="a", value="b")]
+    fields: dict[str, Any] = {"config.extraConfig": extra}
+    concerns = {one.id: one.assessment for one in described(*devices, **fields).concerns}
+    assert concerns["reaches-into-its-host"] == "Serial port 1; USB 1; PCI device 0"
+    assert "has setup.iso in a CD-ROM" in concerns["media-left-out"]
+    assert concerns["settings-not-taken-over"].endswith("here: Sound card, smbios.reflecthost.")
+    assert "NVDIMM 1 is persistent memory" in concerns["vim.nvdimm:9008"]
 
 
 @pytest.mark.parametrize(
