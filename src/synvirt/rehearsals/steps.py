@@ -189,9 +189,11 @@ def _found(under_way: UnderWay) -> dict[str, object]:
     for check in rehearsal.asked.checks:
         trouble = _asked(under_way, checker, _as_asked(check))
         results.append(CheckResult(name=_named(check), ok=trouble is None, detail=trouble or "as it should be"))
+    _refuse_stopped(under_way)
     kept = _keep(under_way, under_way.rooms.hypervisor.picture(rehearsal.id))
     sameness = _sameness(under_way)
     _refuse_no_room(under_way)
+    _refuse_stopped(under_way)
     return {
         "outcome": RehearsalState.PASSED if all(one.ok for one in results) else RehearsalState.FAILED,
         "checks": tuple(results),
@@ -276,6 +278,7 @@ def _asked(under_way: UnderWay, checker: Checker, check: Check) -> str | None:
         trouble = checker.trouble(check, under_way.rehearsal.id, max(left_s, CHECK_PAUSE_S))
         if trouble is not None:
             _refuse_no_room(under_way)
+            _refuse_stopped(under_way)
         if trouble is None or time.monotonic() >= deadline:
             return trouble
         under_way.pause(min(CHECK_PAUSE_S, max(deadline - time.monotonic(), 0.0)))
@@ -289,6 +292,17 @@ def _refuse_no_room(under_way: UnderWay) -> None:
         raise DiskWriteFailed(
             f"the rehearsed guest was paused: what it writes has no room in {paused.full}",
             hint="free space there, and rehearse again",
+        )
+
+
+def _refuse_stopped(under_way: UnderWay) -> None:
+    """GuestBootFailed, where the guest has stopped: a check would say only that it is silent, and without one it would pass.
+    One that was removed to read its disks has run until then."""
+    lived = under_way.rooms.hypervisor.lived(under_way.rehearsal.id)
+    if lived is not None and not lived.runs:
+        raise GuestBootFailed(
+            f"the rehearsed guest has stopped before its checks were done: {lived.trace or 'nothing says why'}",
+            hint="a guest that shuts itself down does so after the cut-over too; rehearse again, and look at its console",
         )
 
 
