@@ -77,9 +77,10 @@ class Writing(FakeHypervisor):
 
 
 class FakeNetwork:
-    """Of guests without a stack. `open`: those that were not closed."""
+    """Of guests without a stack. `open`: those that were not closed. `ended`: whether its process was killed."""
 
     open: ClassVar[list["FakeNetwork"]] = []
+    ended = False
 
     def __init__(self, cards: Sequence[Nic]) -> None:
         self.ports = tuple(range(9, 9 + len(cards)))

@@ -446,6 +446,13 @@ def is_gone(pid: int) -> bool:
     return True
 
 
+def test_one_that_was_killed_is_known_to_have_ended(bubble: Bubble) -> None:
+    assert not bubble.ended
+    bubble._child.kill()
+    until(lambda: bubble.ended)
+    assert checker(bubble).trouble(Check(kind="port", port=80), uuid4(), 5) is not None
+
+
 def test_a_host_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(HostLacks, match="did not begin"):

@@ -70,6 +70,11 @@ class Bubble:
         self._child.wait()
         raise HostLacks(f"this host gives a rehearsed guest no network: {words[-1] if words else 'it did not begin in time'}")
 
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended by itself: no guest gets into it any more, and nothing to a guest."""
+        return self._child.poll() is not None
+
     def addresses(self, cards: Sequence[int] | None = None) -> list[str]:
         """The addresses of the guest with these cards (None: all), seen in what it sent; numeric, IPv4."""
         reported = self._asked({"cards": self._chosen(cards)}, ANSWER_S)[0].get("addresses")
@@ -139,6 +144,10 @@ class Place:
     def ports(self) -> tuple[int, ...]:
         return self.bubble.ports[self.cards.start : self.cards.stop]
 
+    @property
+    def ended(self) -> bool:
+        return self.bubble.ended
+
     def addresses(self) -> list[str]:
         return self.bubble.addresses(self.cards)
 
@@ -182,6 +191,8 @@ class Network(Protocol):
 
     @property
     def ports(self) -> tuple[int, ...]: ...
+    @property
+    def ended(self) -> bool: ...
     def addresses(self) -> list[str]: ...
     def connect(self, port: int, timeout_s: float) -> socket.socket: ...
     def close(self) -> None: ...

@@ -18,6 +18,7 @@ from synvirt.errors import (
     DiskWriteFailed,
     DomainDefineFailed,
     GuestBootFailed,
+    HostLacks,
     Interrupted,
     PersistFailed,
     SynvirtError,
@@ -49,6 +50,8 @@ CHECK_PAUSE_S = 1.0
 FACTS_WITHIN_S = 30.0
 # A busy guest may miss the agent's two seconds once. Where its clone has an agent, so has it.
 SOURCE_TRIES = 2
+# A guest that breaks its network by what it sends does so each time.
+NETWORKS_LOST_MAX = 3
 # The shown part of a command; the whole command is in the request.
 NAME_CHARS = 200
 # What cannot be removed now may be removable in a moment: for example a volume that its guest still has open.
@@ -160,11 +163,16 @@ def checking(under_way: UnderWay) -> dict[str, object]:
     if under_way.network is None and under_way.begin_network is not None:
         # A service was killed here, and the guest's network ended with it.
         return {"state": RehearsalState.BOOTING, "checked": False}
+    if under_way.network is not None and under_way.network.ended:
+        return _in_a_new_network(under_way)
     if under_way.found is None:
         if under_way.rooms.hypervisor.lived(rehearsal.id) is None:
             # The step was interrupted after it had removed the guest to read its disks.
             return {"state": RehearsalState.BOOTING, "checked": False}
-        found = _found(under_way)
+        try:
+            found = _found(under_way)
+        except _NetworkEnded:
+            return _in_a_new_network(under_way)
         if rehearsal.together is not None:
             under_way.move(checked=True)
         under_way.found = found
@@ -181,6 +189,23 @@ def checking(under_way: UnderWay) -> dict[str, object]:
         "read": {},
         "outage_s": None if before_s is None else round(before_s + after_s, 1),
     }
+
+
+class _NetworkEnded(Exception):
+    """The guest's network has ended: what a check found since says nothing of the guest."""
+
+
+def _in_a_new_network(under_way: UnderWay) -> dict[str, object]:
+    """Starts the guest again. HostLacks, where its networks end again and again."""
+    under_way.found = None
+    under_way.networks_lost += 1
+    if under_way.networks_lost == NETWORKS_LOST_MAX:
+        raise HostLacks(
+            f"the rehearsed guest's network has ended {NETWORKS_LOST_MAX} times: its process was killed, or broke",
+            hint="the kernel's log says whether memory was short; rehearse again then",
+        )
+    log.warning("a rehearsed guest's network has ended; it is started again", rehearsal=str(under_way.rehearsal.id))
+    return {"state": RehearsalState.BOOTING, "checked": False}
 
 
 def _found(under_way: UnderWay) -> dict[str, object]:
@@ -279,6 +304,8 @@ def _asked(under_way: UnderWay, checker: Checker, check: Check) -> str | None:
         if trouble is not None:
             _refuse_no_room(under_way)
             _refuse_stopped(under_way)
+            if under_way.network is not None and under_way.network.ended:
+                raise _NetworkEnded
         if trouble is None or time.monotonic() >= deadline:
             return trouble
         under_way.pause(min(CHECK_PAUSE_S, max(deadline - time.monotonic(), 0.0)))

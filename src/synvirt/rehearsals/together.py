@@ -43,6 +43,9 @@ class Networks:
         number = rehearsal.together.rehearsals.index(rehearsal.id)
         with self._lock:
             shared = self._shared.get(rehearsal.together.id)
+            if shared is not None and shared.bubble.ended:  # the others find that out too, and come into the new one
+                shared.bubble.close()
+                shared = None
             if shared is None:
                 bubble = self._begin([card for one in cards for card in one])
                 shared = self._shared[rehearsal.together.id] = _Shared(bubble, [len(one) for one in cards])

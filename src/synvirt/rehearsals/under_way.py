@@ -56,6 +56,8 @@ class UnderWay:
     begin_network: Callable[[Sequence[Nic]], Bubble] | None = None
     network: Network | None = None
     networks: Networks | None = None
+    # How many networks have ended under the guest.
+    networks_lost: int = 0
     # Reads facts of a guest from its disks, while they are not written: facts_of.
     look_inside: LookInside = facts_of
     # The rungs of the ladder up to the one that the guest booted from.
