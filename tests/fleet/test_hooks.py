@@ -215,6 +215,42 @@ def test_a_sender_that_dies_after_it_took_a_delivery_leaves_it_to_the_next(night
     assert night.sent().state == DELIVERED
 
 
+def test_two_hosts_send_the_events_of_a_webhook_one_after_the_other(night: HookedNight, receiver: Receiver) -> None:
+    """All hosts send: while one waits for an answer, another sent the next event, which came first."""
+    made = night.hooked({"url": receiver.url, "secret": SECRET})
+    (hook,) = made.hooks
+    other, rows = night.anew(LOCAL), night.store.wave_hooks
+    night.waves.go(made.id)
+    rows.add_once(made.id, [NewDelivery(hook.id, "wave_held", json.dumps({"event": "wave_held"}))])
+    began, held = rows.due(limit=5)
+    assert rows.take(began, pause_s=60)
+    other.look()
+    until(lambda: not other._sending)
+    assert not rows.take(held, pause_s=60), "nor one that it found before"
+    other._send(hook.id, [began, held])
+    assert (receiver.bodies, rows.due(limit=5)) == ([], [])
+    rows.settle(began.number, state=DELIVERED, answer="204")
+    other.look()
+    until(lambda: [one.state for one in night.deliveries(made.id)] == [DELIVERED, DELIVERED])
+    assert [body["event"] for body in receiver.bodies] == ["wave_held"]
+
+
+def test_one_that_was_not_accepted_holds_up_no_later_one(night: HookedNight, receiver: Receiver) -> None:
+    """A server may refuse one event for a day. Those that are due go in their order, whatever clock made them."""
+    made = night.hooked({"url": receiver.url, "secret": SECRET})
+    (hook,) = made.hooks
+    night.waves.go(made.id)
+    receiver.answers = [503]
+    assert night.sent().state == PENDING
+    with night.store.wave_hooks._writing() as db:
+        add_deliveries(db, made.id, [NewDelivery(hook.id, event, json.dumps({"event": event})) for event in ("1", "2")])
+        db.execute(update(wave_deliveries).where(wave_deliveries.c.event == "1").values(next_at=time.time() + 60))
+    night.delivering.look()
+    until(lambda: not night.delivering._sending)
+    assert [body["event"] for body in receiver.bodies] == ["wave_began", "1", "2"]
+    assert night.deliveries(made.id)[0].answer == "127.0.0.1 answers 503"
+
+
 @pytest.mark.parametrize("status", [404, 302])
 def test_what_no_other_attempt_would_repair_is_given_up_and_stops_nothing(
     night: HookedNight, receiver: Receiver, status: int

@@ -2,7 +2,7 @@
 
 A delivery is added in the transaction of the change that it reports, so both exist or none. A process takes a delivery by a
 compare-and-set on its attempts, which also sets the time of the next attempt: if the process dies while it sends, another one
-takes it then.
+takes it then. A webhook is sent one event at a time, over all hosts: until the answer is noted, no other event of it is due.
 """
 
 import time
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, or_, select, update
 
 from synvirt.errors import Conflict, NotFound
+from synvirt.store.migration_rows import one_at_a_time
 from synvirt.store.tables import wave_deliveries, wave_hooks
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -22,6 +23,8 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 PENDING, DELIVERED, GIVEN_UP = "pending", "delivered", "given_up"
 # No attempt is put off for so long (an hour, and the hour that a command may take): a clock that was far ahead has put it off.
 CLOCK_WRONG_S = 3 * 3600.0
+# Two hosts that take events of one webhook must not both find that none is being sent: "hook".
+TAKING_LOCK = 0x686F6F6B
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class NewDelivery:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRow:
-    """A stored delivery. Times in seconds since 1970. `answer`: the result of the last attempt."""
+    """A stored delivery. Times in seconds since 1970. `answer`: the result of the last attempt; None while one is made."""
 
     number: int
     wave_id: UUID
@@ -85,26 +88,29 @@ class HookRows:
             add_deliveries(db, wave_id, missing(db))
 
     def due(self, *, limit: int) -> list[DeliveryRow]:
-        """The deliveries that are due; those that wait longest come first. At most `limit` of each hook: thousands that one
-        server does not accept keep none from the others. A new one is due at once, whatever clock its host has."""
+        """The deliveries that are due, in the order of their events. At most `limit` of each hook: thousands that one server
+        does not accept keep none from the others. A new one is due at once, whatever clock its host has."""
         at, next_at = time.time(), wave_deliveries.c.next_at
         is_due = or_(wave_deliveries.c.attempts == 0, next_at <= at, next_at > at + CLOCK_WRONG_S)
-        place = func.row_number().over(partition_by=wave_deliveries.c.hook_id, order_by=next_at)
-        ranked = (
-            select(wave_deliveries.c.number, place.label("place")).where(wave_deliveries.c.state == PENDING, is_due).subquery()
-        )
+        chosen = (wave_deliveries.c.state == PENDING, is_due, wave_deliveries.c.hook_id.not_in(_being_sent(at)))
+        place = func.row_number().over(partition_by=wave_deliveries.c.hook_id, order_by=wave_deliveries.c.number)
+        ranked = select(wave_deliveries.c.number, place.label("place")).where(*chosen).subquery()
         query = select(wave_deliveries).join(ranked, ranked.c.number == wave_deliveries.c.number)
-        query = query.where(ranked.c.place <= limit).order_by(next_at)
+        query = query.where(ranked.c.place <= limit).order_by(wave_deliveries.c.number)
         with self._reading() as db:
             return [_delivery(row) for row in db.execute(query)]
 
     def take(self, one: DeliveryRow, *, pause_s: float) -> bool:
-        """Takes a delivery; if it is not settled, it is due again after `pause_s`. False, where another process has taken
-        it. One made by a clock that was ahead is as old as this attempt: else it would be given up later by as much."""
+        """Takes a delivery; if no answer is noted, it is due again after `pause_s`. False, where another process has taken it,
+        or sends another one of its webhook. One made by a clock that was ahead is as old as this attempt: else it would be
+        given up later by as much."""
         same = (wave_deliveries.c.number == one.number, wave_deliveries.c.state == PENDING)
         with self._writing() as db:
+            one_at_a_time(db, TAKING_LOCK)
             at = time.time()
-            values = {"attempts": one.attempts + 1, "next_at": at + pause_s, "made_at": min(one.made_at, at)}
+            if db.execute(_being_sent(at).where(wave_deliveries.c.hook_id == str(one.hook_id))).first() is not None:
+                return False
+            values = {"attempts": one.attempts + 1, "next_at": at + pause_s, "made_at": min(one.made_at, at), "answer": None}
             done = db.execute(update(wave_deliveries).where(*same, wave_deliveries.c.attempts == one.attempts).values(**values))
             return done.rowcount == 1
 
@@ -156,6 +162,13 @@ class HookRows:
         with self._reading() as db:
             rows = db.execute(query.order_by(wave_deliveries.c.number.desc()).limit(limit + 1)).all()
         return [_delivery(row) for row in rows[:limit]], rows[limit - 1].number if len(rows) > limit else None
+
+
+def _being_sent(at: float) -> Select[tuple[str]]:
+    """A query for the webhooks whose answer to an attempt is not noted yet."""
+    next_at, is_taken = wave_deliveries.c.next_at, wave_deliveries.c.attempts > 0
+    now = (wave_deliveries.c.answer.is_(None), next_at > at, next_at <= at + CLOCK_WRONG_S)
+    return select(wave_deliveries.c.hook_id).where(wave_deliveries.c.state == PENDING, is_taken, *now)
 
 
 # ── in the transactions of waves ─────────────────────────────────────────────────────────────────────────────────────

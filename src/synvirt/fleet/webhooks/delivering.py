@@ -133,8 +133,8 @@ class Delivering:
         pause_s = min(FIRST_PAUSE_S * 2 ** min(one.attempts, 20), LONGEST_PAUSE_S)
         # No other host takes it before this attempt must have ended, and been noted.
         attempt_s = 0.0 if found.command is None else self._ways.commands[found.command].timeout_s
-        if not self._rows.take(one, pause_s=pause_s + attempt_s + ANSWER_S):
-            return True
+        if not self._rows.take(one, pause_s=FIRST_PAUSE_S + attempt_s + ANSWER_S):
+            return False  # that one goes on with the next, in their order
         try:
             outcome = self._outcome(one, found, opened)
         except Exception as error:  # else it would be tried forever, and its wave would wait for a required one
