@@ -40,7 +40,7 @@ def test_who_came_first_goes_first_and_a_cut_over_waits_for_nobody(store: Store)
     store.slots.leave(first)
     assert not take(store, third, ESX1, host="b")  # what a cut-over has counts for those who come later
     store.slots.leave(urgent)
-    assert not store.slots.is_next(fourth, {ESX1.key: ESX1.most})
+    assert not store.slots.is_next(fourth, {ESX1.key: ESX1.most}, host="a")
     assert not take(store, fourth, ESX1)
     assert take(store, third, ESX1, host="b")
     store.slots.leave(second)
@@ -75,11 +75,25 @@ def test_a_host_that_died_keeps_its_slots_until_its_lease_is_over(store: Store) 
     assert take(store, waits, ESX1, host="b")
 
 
+def test_a_clock_that_is_set_ahead_frees_no_slot_of_the_host_that_asks(store: Store) -> None:
+    """It is alive, whatever its lease says until the next renewal: up to ten seconds later."""
+    lease, first, later = store.hosts.begin("a", ttl_s=60, document="{}"), uuid4(), uuid4()
+    assert take(store, first, ESX1)
+    assert take(store, uuid4(), ESX1)
+    assert store.hosts.renew(lease, ttl_s=-3600, document="{}")  # as after an hour, for the clock
+    assert not take(store, later, ESX1)
+    assert not store.slots.is_next(later, {ESX1.key: ESX1.most}, host="a")
+    assert store.hosts.renew(lease, ttl_s=60, document="{}")
+    assert store.slots.count(ESX1.key) == (2, 1)
+    store.slots.leave(first)
+    assert take(store, later, ESX1)
+
+
 def test_slots_of_a_host_whose_lease_is_over_do_not_count_and_do_not_come_back(store: Store) -> None:
     late, other, one = store.hosts.begin("late", ttl_s=-1, document="{}"), uuid4(), destination("one", most=1)
     assert take(store, uuid4(), one, host="late")
     assert (store.slots.count(one.key), store.slots.counts()) == ((0, 0), {})
-    assert store.slots.is_next(other, {one.key: one.most})
+    assert store.slots.is_next(other, {one.key: one.most}, host="b")
     assert take(store, other, one, host="b")
     assert store.hosts.renew(late, ttl_s=1000, document="{}")
     assert store.slots.counts() == {one.key: (1, 0)}

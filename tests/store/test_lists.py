@@ -139,7 +139,7 @@ COUNTS: dict[str, tuple[Ask, object]] = {
     "all runs": (lambda all_: len(all_.found("run")), 9),
     "all points": (lambda all_: len(all_.found("point")), 9),
     "unended runs": (lambda all_: len(all_.store.backups.all("run", host="h", states=(str(Status.TRANSFERRING),))), 1),
-    "a line": (lambda all_: all_.store.slots.is_next(all_.last_in_line, {"r": 3}), False),
+    "a line": (lambda all_: all_.store.slots.is_next(all_.last_in_line, {"r": 3}, host="h"), False),
     "the audit trail": (lambda all_: all_.store.audit.page(limit=9), ([], None)),
     "points by state": (lambda all_: len(all_.found("point", state="unverified")), 9),
     "waves": (lambda all_: all_.store.waves.page(limit=9), ([], None)),

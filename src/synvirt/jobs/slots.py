@@ -130,7 +130,7 @@ class Slots:
                 called.call()
 
     async def _until_next(self, job_id: UUID, wanted: dict[str, int]) -> None:
-        while not await asyncio.to_thread(self._rows.is_next, job_id, wanted):
+        while not await asyncio.to_thread(self._rows.is_next, job_id, wanted, host=self._host):
             called = Call()
             with self._lock:
                 self._waiting.add(called)

@@ -2,9 +2,9 @@
 
     take ─▶ a row that waits ─▶ first in the line, and one is free: held ─▶ leave: gone
 
-A row counts while its host's lease holds. So the rows of a dead host stop counting, after it has ended what it had under way
-(`jobs/lease.py`). A host deletes its own rows when it starts. The line is strict: first come, first served, for all slots that
-a job needs together. So every job gets its turn, and no two jobs wait for each other.
+A row counts while its host's lease holds, and always for its own host. So the rows of a dead host stop counting, after it has
+ended what it had under way (`jobs/lease.py`). A host deletes its own rows when it starts. The line is strict: first come, first
+served, for all slots that a job needs together. So every job gets its turn, and no two jobs wait for each other.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,20 +52,20 @@ class SlotRows:
             if db.dialect.name == "postgresql":
                 db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SLOTS_LOCK})
             mine = {"job": str(job_id), "wanted": list(wanted)}
-            db.execute(_line(db.dialect.name).forget_over, {"wanted": mine["wanted"]})
+            db.execute(_line(db.dialect.name).forget_over, {"wanted": mine["wanted"], "asking": host})
             there = set(db.execute(_MINE, mine).scalars())
             row = {"job_id": str(job_id), "host": host, "held": False}
             if new := [{"resource": resource, **row} for resource in wanted if resource not in there]:
                 db.execute(_INSERT, new)
-            if not urgent and not _is_next(db, job_id, wanted):
+            if not urgent and not _is_next(db, job_id, wanted, host):
                 return False
             db.execute(_HOLD, {**mine, "of_host": host})
             return True
 
-    def is_next(self, job_id: UUID, wanted: Mapping[str, int]) -> bool:
+    def is_next(self, job_id: UUID, wanted: Mapping[str, int], *, host: str) -> bool:
         """Whether a `take` would succeed now. Nothing is written, as this is asked often."""
         with self._reading() as db:
-            return _is_next(db, job_id, wanted)
+            return _is_next(db, job_id, wanted, host)
 
     def leave(self, job_id: UUID, resources: Mapping[str, int] | None = None) -> None:
         """Gives back a job's slots and places in lines; None: all of them. Idempotent."""
@@ -128,21 +128,23 @@ class _Line:
 
 @cache
 def _line(dialect: str) -> _Line:
+    # Who asks is alive: a clock that was set ahead has not ended its jobs.
+    is_over = (slots.c.host != bindparam("asking")) & _is_over(dialect)
     own = select(slots.c.number).where(slots.c.job_id == bindparam("job"), slots.c.resource == bindparam("this"))
-    others = (slots.c.resource == bindparam("this"), slots.c.job_id != bindparam("job"), ~_is_over(dialect))
+    others = (slots.c.resource == bindparam("this"), slots.c.job_id != bindparam("job"), ~is_over)
     before = or_(slots.c.held, slots.c.number < own.scalar_subquery())
     wanted = slots.c.resource.in_(bindparam("wanted", expanding=True))
     return _Line(
-        forget_over=delete(slots).where(wanted, _is_over(dialect)),
+        forget_over=delete(slots).where(wanted, is_over),
         before=select(func.count()).select_from(
             select(slots.c.number).where(*others, before).order_by(slots.c.number).limit(bindparam("most")).subquery()
         ),
     )
 
 
-def _is_next(db: Connection, job_id: UUID, wanted: Mapping[str, int]) -> bool:
-    query, job = _line(db.dialect.name).before, str(job_id)
-    return all(db.execute(query, {"job": job, "this": this, "most": most}).scalar_one() < most for this, most in wanted.items())
+def _is_next(db: Connection, job_id: UUID, wanted: Mapping[str, int], host: str) -> bool:
+    query, mine = _line(db.dialect.name).before, {"job": str(job_id), "asking": host}
+    return all(db.execute(query, {**mine, "this": this, "most": most}).scalar_one() < most for this, most in wanted.items())
 
 
 def _is_over(dialect: str) -> ColumnElement[bool]:
