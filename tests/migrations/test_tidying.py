@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
@@ -16,11 +17,13 @@ from synvirt import repeating
 from synvirt.errors import Internal, NotFound
 from synvirt.live.sessions import Sessions
 from synvirt.migrations import source_vm, tidying
+from synvirt.migrations.planning import left_off
 from synvirt.migrations.tidying import Tidier, tidied
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
 from synvirt.proof import keeping
 from synvirt.sizes import KIB
 from synvirt.store.tables import OWED_KINDS
@@ -233,6 +236,33 @@ def test_a_failed_job_gives_the_guest_back_once_its_source_answers(house: House,
     assert house.store.ledger(job.id) == []
     assert house.platform.vm(VM)["snapshots"] == {}
     assert house.platform.vm(VM)["power"] == ("off" if moved_since else "on")
+
+
+@pytest.mark.parametrize("ahead", ["at the start", "at its first try", "for good"])
+def test_a_clock_that_is_ahead_for_a_while_leaves_no_source_off(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch, ahead: str
+) -> None:
+    """As that of a machine that boots, until a time server sets it. A source that was off for a day stays off for good."""
+    monkeypatch.setattr(tidying, "time", clock)
+    job = ended(house, when=guest_is_off)
+    if ahead != "at the start":
+        back(house)
+    tidier = Tidier(house.rooms, host="local")
+    with monkeypatch.context() as wrong:
+        wrong.setattr(left_off, "now", lambda: now() + timedelta(days=400))
+        tidier.look()
+        clock.now += tidying.LATE_FOR_S / 2
+        tidier.look()
+        assert house.platform.vm(VM)["power"] == "off"
+        assert "source_power" in kept(house, job)
+        if ahead == "for good":
+            clock.now += tidying.LATE_FOR_S
+            tidier.look()
+    back(house)
+    clock.now += tidying.LONGEST_PAUSE_S
+    tidier.look()
+    assert house.store.ledger(job.id) == []
+    assert house.platform.vm(VM)["power"] == ("off" if ahead == "for good" else "on")
 
 
 def other_source(house: House, monkeypatch: pytest.MonkeyPatch) -> MigrationPlan:

@@ -9,6 +9,7 @@ is not touched until that job, of whichever host, has ended.
 """
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
+from synvirt.errors import Cancelled, Conflict, NotFound, PersistFailed, SynvirtError
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
 from synvirt.migrations.advance import SWEEPERS, undone
@@ -40,6 +41,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 TRY_TIMEOUT_S = 900.0
 # A service that ends does not wait for a source that hangs: the thread ends with its process.
 END_TIMEOUT_S = 5.0
+# For so long the clock must say that it is too late to power a source on: it may be wrong until a time server sets it.
+LATE_FOR_S = 3600.0
 _AT_SOURCE = (*OWED_KINDS, "source_power")
 
 
@@ -50,6 +53,8 @@ class Tidier:
         self._rooms, self._host = rooms, host
         self.stop = Stop()
         self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        # By job: since when it is too late to power its source on, by the monotonic clock.
+        self._late_since: dict[UUID, float] = {}
 
     def look(self) -> None:
         """Tries all jobs that are due. Blocks; never raises."""
@@ -126,12 +131,16 @@ class Tidier:
 
     def _still_wanted(self, migration: Migration) -> bool:
         """Whether the guest of a failed job must be on at its source; not, where a later job has moved it here, by whichever
-        source, or after a day, unless its member is rolled back. Blocks."""
+        source, or after a day, unless its member is rolled back. Conflict: not known yet. Blocks."""
         store = self._rooms.store
-        if left_off.is_too_late(migration) and not store.is_given_back(migration.id):
-            store.memory.change(migration.id, JobMemory, lambda before: noting(before, left_off=True))
-            return False
-        return not left_off.is_moved_since(store, migration)
+        if not left_off.is_too_late(migration) or store.is_given_back(migration.id):
+            self._late_since.pop(migration.id, None)
+            return not left_off.is_moved_since(store, migration)
+        since = self._late_since.setdefault(migration.id, time.monotonic())
+        if time.monotonic() - since < LATE_FOR_S:
+            raise Conflict("its job ended over a day ago, if this host's clock is right: that is asked again within an hour")
+        store.memory.change(migration.id, JobMemory, lambda before: noting(before, left_off=True))
+        return False
 
 
 @contextmanager

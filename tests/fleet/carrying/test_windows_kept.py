@@ -10,7 +10,7 @@ import pytest
 
 from synvirt.errors import SourceUnreachable
 from synvirt.fleet.model import MEMBER_ENDS, RollBackRequest
-from synvirt.migrations import advance
+from synvirt.migrations import advance, tidying
 from synvirt.migrations.planning import left_off
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
@@ -263,6 +263,7 @@ def test_a_source_that_was_off_for_a_day_is_powered_on_for_who_rolls_its_member_
 ) -> None:
     night, wave_id = off
     monkeypatch.setattr(left_off, "POWER_ON_WITHIN", timedelta(0))
+    monkeypatch.setattr(tidying, "LATE_FOR_S", 0.0)
     night.until(wave_id, lambda seen: seen.state is W.FAILED)
     tidier = Tidier(night.house.rooms, host="local")
     if not is_first:
