@@ -309,6 +309,17 @@ def test_a_job_with_a_name_that_cannot_be_seen_can_be_opened(page: Page, service
     assert serious(page) == []
 
 
+@pytest.mark.parametrize("path", ["", "/cancel", "/remove"])
+def test_a_long_name_without_a_space_is_broken_and_the_page_stays_as_wide_as_the_window(
+    page: Page, service: Service, path: str
+) -> None:
+    ended = (State.COPYING_FULL, 4), (State.CANCELLED, 3)
+    job_id = jobs.added(service, "W" * 255, (State.QUEUED, 5), *(ended if path == "/remove" else ended[:1]))
+    page.goto(f"/migrations/{job_id}{path}")
+    expect(page.locator("main")).to_contain_text("W" * 255)
+    look_at(page, f"long-name{path.replace('/', '-')}")
+
+
 def test_a_name_from_a_hostile_archive_stays_a_name(page: Page, service: Service) -> None:
     name = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
     job_id = jobs.added(service, name, (State.QUEUED, 5), (State.COPYING_FULL, 4))
