@@ -189,9 +189,12 @@ def remove_account(path: Path, user: str) -> None:
         put_private_file(path, "".join(line for line in lines if line.split(":")[0] != user).encode())
 
 
-def set_password(path: Path, user: str, password: str, role: Role | None = None) -> None:
-    """Adds the user or changes the password, in a new file that replaces the old one. `role` None keeps the present role; a new
-    account becomes operator, and the first one admin. BadRequest for a wrong name, and if no admin would be left."""
+def set_password(path: Path, user: str, password: str, role: Role | None = None) -> Role | None:
+    """Adds the user or changes the password, in a new file that replaces the old one; returns the role of one that was added.
+
+    `role` None keeps the present role; a new account becomes operator, and the first one admin. BadRequest for a wrong name,
+    and if no admin would be left.
+    """
     if not re.fullmatch(r"[^:\s#][^:\s]{0,63}", user):
         raise BadRequest(f"{user[:64]!r} cannot be a user's name", hint="1 to 64 characters, without colon or space")
     with _changing(path):
@@ -202,6 +205,7 @@ def set_password(path: Path, user: str, password: str, role: Role | None = None)
         if there.get(user) is Role.ADMIN and role is not Role.ADMIN:
             _refuse_last_admin(there, user)
         put_private_file(path, "".join([*kept, Account.of(password, role).line(user)]).encode())
+        return None if user in there else role
 
 
 def _refuse_last_admin(there: dict[str, Role], user: str) -> None:

@@ -453,8 +453,12 @@ def test_inspect_refuses_with_a_cause(run: Run, tmp_path: Path) -> None:
 def test_password(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from synvirt.accounts import FileAccounts
 
+    first = run("password", "eve", typed="a first one\n").stdout
+    assert first == "The password of eve is set\neve is a new account, with the role admin\n"
     assert run("password", "eve", typed="a new one\n").stdout == "The password of eve is set\n"
     FileAccounts(tmp_path / "keyring" / "users")("eve", "a new one", "")
+    mistyped = run("password", "evw", typed="a new one\n").stdout.splitlines()[1]
+    assert mistyped == "evw is a new account, with the role operator; if that is not meant: synvirt accounts remove evw"
     assert run("password", "eve", typed="\n").exit_code == 2
     monkeypatch.setenv("SYNVIRT_AUTH", "pam")
     assert "host's own accounts" in run("password", "eve", typed="x\n").stderr

@@ -1,17 +1,19 @@
 """synvirt password [USER]: sets a password in the users file. It works at once, also in a running service."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import shown
 from synvirt.cli.secret import secret
 
 
 @with_options
 def password(
-    options: Options, name: Annotated[str, typer.Argument(metavar="USER", help="Added if it is new")] = "admin"
+    options: Options, name: Annotated[str, typer.Argument(metavar="USER", help="Added as an operator if it is new")] = "admin"
 ) -> None:
     """Set a user's password. It is asked for on a terminal, else it is the first line of the standard input.
 
@@ -19,11 +21,14 @@ def password(
 
     Example: synvirt password admin
     """
-    from synvirt.accounts import set_password
+    from synvirt.accounts import Role, set_password
 
     path = users_file(options)
-    set_password(path, name, secret(f"New password of {name}", confirm=True))
+    added = set_password(path, name, secret(f"New password of {name}", confirm=True))
     print(f"The password of {name} is set")
+    if added is not None:  # the name may be mistyped, or be one of an offer alone
+        taken_back = "" if added is Role.ADMIN else f"; if that is not meant: synvirt accounts remove {shlex.quote(name)}"
+        print(f"{shown(name)} is a new account, with the role {added}{taken_back}")
 
 
 def users_file(options: Options) -> "Path":
