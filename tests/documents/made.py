@@ -89,7 +89,7 @@ FIRST: dict[str, str] = {
     "E_BAK_STORE_WRITE_FAILED": "Check the health of the repository's disk, and who owns its folder: the service's user must be able to write there.",
     "E_BAK_DISK_WRITE_FAILED": "Usually the destination has no room: `synvirt destinations`. Then start the restore again.",
     "E_BAK_HOST_LACKS": "The detail names it: a machine type, a firmware (`apt-get install ovmf`). Or restore with `--target export`, and define the guest by hand.",
-    "E_BAK_BOOT_TEST_FAILED": "`synvirt backup screenshot POINT` shows the guest's screen; `synvirt backup verify POINT` says whether the bytes are right.",
+    "E_BAK_BOOT_TEST_FAILED": "`synvirt backup screenshot POINT FILE.png` saves the guest's screen; `synvirt backup verify POINT` says whether the bytes are right.",
     "E_BAK_AUTHOR_UNKNOWN": "Compare the key's fingerprint with what the other host's `synvirt receipt key` prints; if it is right, put that line into the file of the "
     "setting `backup_signers`. Else do not restore it.",
     "E_BAK_DOMAIN_DIFFERS": "The guest lacks a device that this host does not have: the warning names it. `virsh edit GUEST` gives it one of this host's.",

@@ -65,9 +65,13 @@ def _shown() -> list[str]:
 @pytest.mark.parametrize("line", _shown())
 def test_every_command_that_is_shown_is_one(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its commands, options and values are taken by the program, which is not run."""
-    words = shlex.split(line)[1:]
+    monkeypatch.setattr(disk, "_existing", Path)
+    _taken(shlex.split(line)[1:])
+
+
+def _taken(words: list[str]) -> None:
+    """ClickException or AssertionError, if the program does not take them."""
     if words[0] == "disk":  # these have a parser of their own, which looks whether the image is there
-        monkeypatch.setattr(disk, "_existing", Path)
         assert disk.parser_of([]).parse_args([word for word in words[1:] if word != "--json"])
         return
     command: Any = typer.main.get_command(app)
@@ -96,6 +100,26 @@ def test_every_command_that_is_named_is_one() -> None:
             if command is None or (inner and name and name not in inner):
                 wrong.append(f"{page.name}: synvirt {group} {name}")
     assert wrong == []
+
+
+def _named() -> list[tuple[str, str]]:
+    """Commands with arguments within a line. A name alone stands for what is said of the command; what a person chooses is
+    in brackets, or left out."""
+    found = set()
+    for page in sorted([*documents.DOCS.glob("**/*.md"), ROOT / "README.md"]):
+        for line in re.findall(r"`(synvirt [a-z][^`]*)`", page.read_text()):
+            words = re.split(r"\s+#|\s+>|\s+&&", line)[0].split()
+            if any(word.isupper() for word in words) and not re.search("[][|…]", line):
+                found.add((page.name, " ".join(words)))
+    return sorted(found - {("operating.md", "synvirt audit export --after NUMBER")})  # a number, which NUMBER is not
+
+
+@pytest.mark.parametrize(("page", "line"), _named())
+def test_every_command_that_is_named_with_arguments_has_all_that_it_needs(
+    page: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_existing", Path)
+    _taken(shlex.split(line)[1:])
 
 
 RUN = [(page, block) for page, block in _blocks() if block.startswith("# test: runs\n")]
