@@ -258,6 +258,7 @@ class PrismApi:
         way = self._way_of_job(vm, name)
         if not way.open:
             raise SnapshotFailed(f"the disks of {vm.name} cannot be read: {way.why}")
+        self._making.note_on(name, "element" if way.name == "nfs" or self._central is None else "central")
         match way.name:
             case "nfs":
                 return self._snapshots().take(vm, name, disks)
@@ -308,7 +309,8 @@ class PrismApi:
         await asyncio.to_thread(self._cleanup, vm_id, name)
 
     def _cleanup(self, vm_id: str, name: str) -> None:
-        """SourceUnreachable, while a part of it is still being made: first of all, as it is not listed before it is made."""
+        """SourceUnreachable, while a part of it is still being made: first of all, as it is not listed before it is made. The
+        same, while a part is on a Prism that is not there; the rest is removed before."""
         self._making.await_end(name, self._maker().host, self._maker().is_over)
         self._images().cleanup(name)
         if self._central is not None:
@@ -316,6 +318,20 @@ class PrismApi:
                 self._volumes().cleanup(name)
         if self._element is not None:
             self._snapshots().cleanup(vm_id, name)
+        if self._central is not None:
+            self._making.forget_on(name, "central")
+        elif self._making.is_on(name, "central"):
+            raise SourceUnreachable(
+                f"{name} is on a Prism Central, and the source's endpoint is none, or serves no VMs now",
+                hint="name that Prism Central as the endpoint again, and the cluster in options.prism_element",
+            )
+        if self._element is not None:
+            self._making.forget_on(name, "element")
+        elif self._making.is_on(name, "element"):
+            raise SourceUnreachable(
+                f"{name} is on a Prism Element that is not named any more, or lists no snapshots now",
+                hint="name the cluster in options.prism_element again; without it the snapshot stays until it expires",
+            )
         self._making.forget(name)
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────

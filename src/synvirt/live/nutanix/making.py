@@ -3,11 +3,14 @@
 Prism lists a thing only once it is made, which may take minutes, and hours for an image. A cleanup before that would find
 nothing to remove: a recovery point would stay until it expires, all others for good. So the task that makes it is noted, and is
 looked at first.
+
+And which Prism each snapshot is on: when the snapshot is to be removed, the source may name that one no more, or it may not
+answer as a Prism. Nothing would be found there, and it would stay.
 """
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from synvirt.durable import put_private_file
 from synvirt.errors import SourceUnreachable
@@ -15,6 +18,8 @@ from synvirt.live.nutanix.element import pauses
 
 # How long a cleanup waits for what is still being made. Its caller tries again later.
 MAKING_S: Final = 30.0
+
+Which = Literal["central", "element"]
 
 
 class Making:
@@ -41,6 +46,19 @@ class Making:
         """Call it once the thing is made, or can no longer come to be."""
         self._path(name).unlink(missing_ok=True)
 
-    def _path(self, name: str) -> Path:
+    def note_on(self, name: str, which: Which) -> None:
+        """Notes that the snapshot of that name is, or will be, on that Prism. Durable on return."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        put_private_file(self._path(name, f"on-{which}"), b"")
+
+    def is_on(self, name: str, which: Which) -> bool:
+        """Whether a part of the snapshot of that name may be on that Prism, by the notes."""
+        return self._path(name, f"on-{which}").exists()
+
+    def forget_on(self, name: str, which: Which) -> None:
+        """Call it once nothing of the snapshot of that name is on that Prism."""
+        self._path(name, f"on-{which}").unlink(missing_ok=True)
+
+    def _path(self, name: str, what: str = "making") -> Path:
         safe = "".join(char if char.isalnum() or char == "-" else "_" for char in name)[:100]
-        return self._folder / f"making-{safe}"
+        return self._folder / f"{what}-{safe}"

@@ -25,6 +25,8 @@ from synvirt.live.nutanix import central, element, making, volumes
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.model.machine import Disk, VmManifest
 from tests.contracts.live import read
+from tests.fakes.prism.lab import HERE
+from tests.fakes.prism.nfs import nfs_server
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import BLOCK
 from tests.live.nutanix.api.lab import SIZE, ask, content, machine, opened
@@ -203,6 +205,35 @@ def test_what_another_way_left_goes_too(by_iscsi: Prisms, transport: str) -> Non
     assert by_iscsi.names() == [f"group {name}", name]
     ask(by_iscsi.access(transport=transport), lambda adapter: adapter.cleanup(vm.id, name))
     assert by_iscsi.names() == []
+
+
+@pytest.mark.parametrize(("made_at", "asked", "left"), [("element", "central", "element"), ("central", "element", "central")])
+def test_a_snapshot_on_a_prism_that_is_named_no_more_is_owed(
+    by_iscsi: Prisms, tmp_path: Path, made_at: str, asked: str, left: str
+) -> None:
+    """Where the operator takes it out of the source, the cleanup found nothing, and the snapshot was forgotten."""
+    vm, name, folder = machine(by_iscsi), "synvirt-a-1", tmp_path / "adapter"
+    by_iscsi.state.cluster_list.append(HERE)
+    with nfs_server(tmp_path / "nfs", by_iscsi.state) as by_iscsi.nfs_ports:
+        way = "nfs" if made_at == "element" else "iscsi"
+        ask(by_iscsi.access(transport=way, folder=folder), lambda adapter: adapter.snapshot(vm.id, name))
+    with pytest.raises(SourceUnreachable, match=f"is on a Prism {left.title()}"):
+        ask(by_iscsi.access(asked, folder=folder), lambda adapter: adapter.cleanup(vm.id, name))
+    assert by_iscsi.names() == [name]
+    ask(by_iscsi.access(folder=folder), lambda adapter: adapter.cleanup(vm.id, name))
+    assert (by_iscsi.names(), list(folder.iterdir())) == ([], [])
+    ask(by_iscsi.access(asked, folder=folder), lambda adapter: adapter.cleanup(vm.id, name))
+
+
+def test_a_snapshot_on_a_prism_element_that_lists_none_now_is_owed(by_nfs: Prisms, tmp_path: Path) -> None:
+    """It answers as Prism Central does while its services start."""
+    vm, name, access = machine(by_nfs), "synvirt-a-1", by_nfs.access(folder=tmp_path / "adapter")
+    ask(access, lambda adapter: adapter.snapshot(vm.id, name))
+    by_nfs.fault("POST /api/nutanix/v3/vm_snapshots/list", "404")
+    with pytest.raises(SourceUnreachable, match="lists no snapshots now"):
+        ask(access, lambda adapter: adapter.cleanup(vm.id, name))
+    ask(access, lambda adapter: adapter.cleanup(vm.id, name))
+    assert by_nfs.names() == []
 
 
 class Killed(BaseException):
