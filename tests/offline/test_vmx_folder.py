@@ -66,6 +66,23 @@ def test_which_guests_read_their_uuid_in_reverse_depends_on_the_hardware(hardwar
     assert vm.serial == "VMware-56 4d 0a 1b 2c 3d 4e 5f-60 71 82 93 a4 b5 c6 d7"
 
 
+@pytest.mark.parametrize(
+    ("more", "serial", "named"),
+    [
+        ('serialNumber.reflectHost = "TRUE"', None, "serialnumber.reflecthost"),
+        ('serialNumber.reflectHost = "FALSE"\nserialNumber = "C02X7"\nSMBIOS.use12CharSerialNumber = "TRUE"', "C02X7", None),
+        ('SMBIOS.use12CharSerialNumber = "TRUE"', None, "smbios.use12charserialnumber"),
+        ('hw.model = "MacPro7,1"\nboard-id = "Mac-27"\nserialNumber = "C02X7"', "C02X7", "board-id, hw.model"),
+    ],
+)
+def test_a_serial_number_that_vmware_does_not_make_of_the_uuid(more: str, serial: str | None, named: str | None) -> None:
+    """The host's, one that a person gave, and macOS' of twelve characters: the guest never had the one of the UUID."""
+    vm = parsed(more=f"{more}\n")
+    assert vm.serial == serial
+    found = [one.assessment for one in vm.concerns if one.id == "settings-not-taken-over"]
+    assert found == ([f"The VM has settings that it does not have here: {named}."] if named else [])
+
+
 def test_workstation() -> None:
     vm = parsed()
     assert (vm.name, vm.uuid) == ('web "one"', "564d0a1b-2c3d-4e5f-6071-8293a4b5c6d7")

@@ -18,7 +18,9 @@ QEMU shows every guest the domain's UUID as it is. So the domain of a guest that
 """
 
 import re
+from collections.abc import Iterator, Mapping
 
+from synvirt.machines.texts import is_true
 from synvirt.model.machine import Family
 
 Families = tuple[Family, ...]
@@ -52,13 +54,29 @@ def serial_of(written: str) -> str | None:
     return text if _STRING.fullmatch(text := written.strip()) else None
 
 
-def vmware_serial(uuid: str | None) -> str | None:
+def vmware_serial(uuid: str | None, settings: Mapping[str, str]) -> str | None:
     """VMware's firmware makes the serial number from `uuid.bios`: `VMware-42 3e fd 65 a7 3d e1 59-a5 6d dd 25 28 9f 8b 0c`
-    (kubev2v/forklift, pull request 2188)."""
+    (kubev2v/forklift, pull request 2188), unless the settings give one. Not known is the host's, and the short one that is made
+    for macOS. `settings`: of a .vmx or ExtraConfig, keys in lower case."""
+    if is_true(settings.get("serialnumber.reflecthost")):
+        return None
+    if given := settings.get("serialnumber"):
+        return serial_of(given)
+    if is_true(settings.get("smbios.use12charserialnumber")):
+        return None
     digits = (uuid or "").replace("-", "").lower()
     if not re.fullmatch(r"[0-9a-f]{32}", digits):
         return None
     return f"VMware-{_pairs(digits[:16])}-{_pairs(digits[16:])}"
+
+
+def vmware_left_out(settings: Mapping[str, str]) -> Iterator[str]:
+    """The settings of VMware's SMBIOS that the guest does not have here: values of its own, or of its host, which licences of a
+    maker ask for. `settings`: as for `vmware_serial`."""
+    yield from (key for key in sorted(settings) if key.endswith(".reflecthost") and is_true(settings[key]))
+    yield from (key for key in ("board-id", "hw.model", "smbios.assettag") if settings.get(key))
+    if is_true(settings.get("smbios.use12charserialnumber")) and not settings.get("serialnumber"):
+        yield "smbios.use12charserialnumber"
 
 
 def _pairs(digits: str) -> str:

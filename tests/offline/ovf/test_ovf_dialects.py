@@ -95,6 +95,10 @@ def test_which_guests_read_their_uuid_in_reverse_depends_on_who_wrote_the_file()
     vmware = edited("ovftool", (firmware, firmware + setting))
     assert vmware.uuid == "421f245c-7fa8-60fa-6af6-a46351ced0eb"
     assert vmware.serial == "VMware-42 1f 24 5c 7f a8 60 fa-6a f6 a4 63 51 ce d0 eb"
+    of_host = '<vmw:ExtraConfig vmw:key="serialNumber.reflectHost" vmw:value="TRUE"/>'
+    reflecting = edited("ovftool", (firmware, firmware + setting + of_host))
+    assert reflecting.serial is None
+    assert any("here: serialnumber.reflecthost." in one.assessment for one in reflecting.concerns)
     assert manifest("virtualbox").serial is None
     found = {name: manifest(name).uuid_reversed_for for name in ("virtualbox", "xenserver", "ovirt")}
     assert found | {"vmware": vmware.uuid_reversed_for} == {

@@ -21,8 +21,9 @@ from synvirt.live.vsphere.disks import (
     virtual_disks,
 )
 from synvirt.live.vsphere.ways import EXPORT, Way, mostly_empty_disks
+from synvirt.machines import smbios
 from synvirt.machines.concerns import left_out, removable_media_left_out, settings_left_out, snapshots_present
-from synvirt.machines.texts import clean, is_true
+from synvirt.machines.texts import clean
 from synvirt.model.machine import Concern, Snapshot
 from synvirt.sizes import GIB, MIB
 
@@ -173,11 +174,14 @@ def _of_what_stays(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator
     if media := tuple(clean(file.rpartition("/")[2]) for file in files if file):
         yield removable_media_left_out(media)
     settings = [clean(label(device)) for kind, _, device in named if kind in _MORE]
-    extra = {str(one.key).lower(): str(one.value) for one in found.get("config.extraConfig") or ()}
-    settings += sorted(key for key, value in extra.items() if key.endswith(".reflecthost") and is_true(value))
-    settings += [key for key in ("smbios.assettag",) if extra.get(key)]
+    settings += map(clean, smbios.vmware_left_out(extra_settings(found)))
     if settings:
         yield settings_left_out(settings)
+
+
+def extra_settings(found: Mapping[str, Any]) -> dict[str, str]:
+    """The VM's ExtraConfig, keys in lower case."""
+    return {str(one.key).lower(): str(one.value) for one in found.get("config.extraConfig") or ()}
 
 
 def _cloned(found: Mapping[str, Any], disks: Sequence[Any], snapshots: Sequence[Snapshot]) -> list[str]:

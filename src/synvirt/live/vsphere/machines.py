@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from synvirt.live import VmRow
-from synvirt.live.vsphere.concerns import concerns_of
+from synvirt.live.vsphere.concerns import concerns_of, extra_settings
 from synvirt.live.vsphere.disks import (
     allocated_of,
     bus_of,
@@ -135,7 +135,7 @@ def manifest(
         name=shown(found.get("name") or vm_id),
         uuid=found.get("config.uuid"),
         uuid_reversed_for=smbios.of_vmware(str(found.get("config.version") or "")),
-        serial=smbios.vmware_serial(found.get("config.uuid")),
+        serial=smbios.vmware_serial(found.get("config.uuid"), extra_settings(found)),
         host=host,
         power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
         firmware="uefi" if uefi else "bios",

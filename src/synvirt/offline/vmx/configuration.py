@@ -205,7 +205,7 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
         name=clean(entries.get("displayname", "")) or "imported",
         uuid=(uuid := uuid_of(entries.get("uuid.bios", ""))),
         uuid_reversed_for=smbios.of_vmware(entries.get("virtualhw.version", "")),
-        serial=smbios.vmware_serial(uuid),
+        serial=smbios.vmware_serial(uuid, entries),
         power_state="suspended" if suspended else "off",
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
@@ -222,9 +222,8 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
 
 
 def _settings_left_out(entries: Mapping[str, str], disks: tuple[Disk, ...]) -> Iterator[str]:
-    """SMBIOS values, which licences of a maker ask for, of its own or its host's; and the rest that is not made here."""
-    yield from (key for key in sorted(entries) if key.endswith(".reflecthost") and is_true(entries[key]))
-    yield from (key for key in ("smbios.assettag",) if entries.get(key))
+    """SMBIOS values, and the rest that is not made here."""
+    yield from map(clean, smbios.vmware_left_out(entries))
     yield from (f"{disk.key} forgets" for disk in disks if entries.get(f"{disk.key}.mode", "").endswith("nonpersistent"))
     if is_true(entries.get("sound.present")):
         yield "sound"

@@ -32,6 +32,8 @@ def test_which_guests_read_their_uuid_in_reverse_depends_on_the_hardware(hardwar
     one = described(config__uuid=uuid, config__version=hardware)
     assert (one.uuid, one.uuid_reversed_for) == (uuid, families)
     assert one.serial == "VMware-42 1f 24 5c 7f a8 60 fa-6a f6 a4 63 51 ce d0 eb"
+    of_host = [vim.option.OptionValue(key="serialNumber.reflectHost", value="TRUE")]
+    assert described(config__uuid=uuid, config__extraConfig=of_host).serial is None
 
 
 def test_a_machine_of_many_parts() -> None:
