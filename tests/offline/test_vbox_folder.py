@@ -72,6 +72,67 @@ def test_which_guests_read_their_uuid_in_reverse_depends_on_a_setting() -> None:
     assert parsed().uuid_reversed_for == ("windows",)
     newer = '<Hardware><BIOS><IOAPIC enabled="true"/><SmbiosUuidLittleEndian enabled="true"/></BIOS>'
     assert parsed(("<Hardware>", newer)).uuid_reversed_for == ("linux", "other")
+    newest = '<Firmware type="EFI"><SmbiosUuidLittleEndian enabled="true"/></Firmware>'
+    assert parsed(('<Firmware type="EFI"/>', newest)).uuid_reversed_for == ("linux", "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "serial"),
+    [
+        (("<Hardware>", "<Hardware>"), None),
+        (
+            ("<Hardware>", '<Hardware><BIOS><AutoSerialNumGen enabled="true"/></BIOS>'),
+            "VirtualBox-3bd3d2a7-9d8b-4a3c-9a44-2b1f5c6f4d10",
+        ),
+        (
+            ('<Firmware type="EFI"/>', '<Firmware type="EFI"><AutoSerialNumGen enabled="true"/></Firmware>'),
+            "VirtualBox-3bd3d2a7-9d8b-4a3c-9a44-2b1f5c6f4d10",
+        ),
+        (
+            ("<Hardware>", '<ExtraData><ExtraDataItem name="{}" value="string:4711"/></ExtraData><Hardware>'),
+            "4711",
+        ),
+    ],
+)
+def test_a_machine_keeps_the_serial_number_that_its_guest_sees(change: tuple[str, str], serial: str | None) -> None:
+    given = "VBoxInternal/Devices/efi/0/Config/DmiSystemSerial"
+    assert parsed((change[0], change[1].format(given))).serial == serial
+
+
+def test_a_uuid_that_a_person_gave_to_the_firmware_is_the_guests() -> None:
+    """Of the firmware that the machine has: the other one's is left over."""
+    item = '<ExtraDataItem name="VBoxInternal/Devices/{}/0/Config/DmiSystemUuid" value="{}"/>'
+    given, other = "967df1ba-2c00-4998-9f1b-d60bcc0c4b90", "11111111-2c00-4998-9f1b-d60bcc0c4b90"
+    extra = f"<ExtraData>{item.format('pcbios', other)}{item.format('efi', given)}</ExtraData>"
+    assert parsed(("<Hardware>", f"{extra}<Hardware>")).uuid == given
+
+
+def test_processors_that_are_plugged_out_are_not_the_guests() -> None:
+    plain = '<CPU count="2"><PAE enabled="false"/><LongMode enabled="true"/></CPU>'
+    some = '<CPU count="8" hotplug="true"><CpuTree><Cpu id="0"/><Cpu id="1"/><Cpu id="5"/></CpuTree></CPU>'
+    vm = parsed((plain, some))
+    assert vm.cpu_count == 3
+    assert any("here: processors to plug in." in one.assessment for one in vm.concerns)
+
+
+def test_the_newest_version_has_its_processors_and_its_clock_in_the_platform() -> None:
+    plain = '<CPU count="2"><PAE enabled="false"/><LongMode enabled="true"/></CPU>'
+    moved = '<Platform architecture="x86"><RTC localOrUTC="local"/><CPU count="6"/></Platform><Hardware>'
+    vm = parsed((plain, ""), ("    <Hardware>\n", f"{moved}\n"))
+    assert vm.cpu_count == 6
+    assert any("here: RTC local." in one.assessment for one in vm.concerns)
+
+
+@pytest.mark.parametrize(("sort", "named"), [("Immutable", "ide1:1 forgets"), ("Readonly", "ide1:1 can only be read")])
+def test_disks_that_keep_no_writes_are_named(sort: str, named: str) -> None:
+    vm = parsed(('type="Writethrough"', f'type="{sort}"'))
+    assert any(f"here: {named}." in one.assessment for one in vm.concerns)
+
+
+def test_a_generic_card_is_in_a_network_of_its_own() -> None:
+    """Its driver's name is none of a network; without any name a plan could map it to none."""
+    generic = '<GenericInterface driver="UDPTunnel"><Property name="dport" value="10001"/></GenericInterface>'
+    assert parsed(('<BridgedInterface name="eth0"/>', generic)).nics[1].network == "Generic"
 
 
 @pytest.mark.parametrize(

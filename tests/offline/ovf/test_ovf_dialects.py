@@ -100,6 +100,10 @@ def test_which_guests_read_their_uuid_in_reverse_depends_on_who_wrote_the_file()
     assert reflecting.serial is None
     assert any("here: serialnumber.reflecthost." in one.assessment for one in reflecting.concerns)
     assert manifest("virtualbox").serial is None
+    newer = '<Firmware type="EFI"><AutoSerialNumGen enabled="true"/></Firmware><AudioAdapter enabled="true"/>'
+    newest = edited("virtualbox", ('<Firmware type="EFI"/>', newer))
+    assert newest.serial == f"VirtualBox-{newest.uuid}"
+    assert any("sound" in one.assessment for one in newest.concerns if one.id == "settings-not-taken-over")
     found = {name: manifest(name).uuid_reversed_for for name in ("virtualbox", "xenserver", "ovirt")}
     assert found | {"vmware": vmware.uuid_reversed_for} == {
         "virtualbox": ("windows",),

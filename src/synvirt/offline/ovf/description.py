@@ -127,7 +127,8 @@ def _manifest(
     found += [concerns.passthrough_device(name) for name in dict.fromkeys(hardware.passthrough)]
     if reaches := [*reaching.vmware(hardware.settings), *reaching.virtualbox(machine), *hardware.ports]:
         found.append(concerns.left_out(reaches))
-    if settings := list(smbios.vmware_left_out(hardware.settings)):
+    windows = guest.family == "windows"
+    if settings := [*smbios.vmware_left_out(hardware.settings), *virtualbox.settings_left_out(machine, windows=windows)]:
         found.append(concerns.settings_left_out(list(map(clean, settings))))
     if ovf_traits.is_paravirtualised(hardware):
         found.append(concerns.paravirtualised())
@@ -139,7 +140,8 @@ def _manifest(
         name=name,
         uuid=uuid_of(*virtualbox.identities(machine), hardware.settings.get("uuid.bios", ""), attribute(system, "id")),
         uuid_reversed_for=_uuid_reversed_for(machine, hardware),
-        serial=smbios.vmware_serial(uuid_of(hardware.settings.get("uuid.bios", "")), hardware.settings),
+        serial=virtualbox.serial(machine)
+        or smbios.vmware_serial(uuid_of(hardware.settings.get("uuid.bios", "")), hardware.settings),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
         tpm=tpm,

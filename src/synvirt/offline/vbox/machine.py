@@ -1,7 +1,7 @@
 """VirtualBox's own description of a machine: the Machine element of a .vbox file, and of the OVF that VirtualBox exports.
 
 VirtualBox, «Machine settings» (src/VBox/Main/xml/VirtualBox-settings.xsd). Version 1.19 moved some elements from Machine into
-Hardware; both places are read.
+Hardware, 1.20 some of Hardware into Platform, and those of BIOS into Firmware; all places are read.
 
     Machine
     ├── MediaRegistry/HardDisks/HardDisk: uuid, location     a HardDisk in a HardDisk differs from the outer one
@@ -34,7 +34,10 @@ _ATTACHMENTS = {
     "InternalNetwork": "Internal",
     "NATNetwork": "NATNetwork",
     "HostOnlyNetwork": "HostOnlyNetwork",
+    "GenericInterface": "Generic",
 }
+# Where a person gives its firmware's DMI values (manual, «Configuring the BIOS DMI information»).
+_DMI = re.compile(r"VBoxInternal/Devices/(pcbios|efi)/0/Config/(Dmi\w+)")
 
 
 # By the type of a StorageController; guests see a USB controller's disks as SCSI disks.
@@ -82,13 +85,13 @@ def parse(data: bytes, name: str) -> Machine:
         raise MalformedArchive(f"{name} has no Machine: it may be VirtualBox' global file, which describes no machine")
     media = _media(machine, name)
     disks, attached = _disks(machine, name)
-    return Machine(_manifest(machine, disks, _sort_concerns(attached, media)), attached, media)
+    sorts = {key: media[uuid].sort for key, uuid in attached.items() if uuid in media}
+    return Machine(_manifest(machine, disks, _sort_concerns(sorts), sorts), attached, media)
 
 
-def _sort_concerns(attached: Mapping[str, str], media: Mapping[str, Medium]) -> list[Concern]:
+def _sort_concerns(sorts: Mapping[str, str]) -> list[Concern]:
     found: list[Concern] = []
-    for key, uuid in attached.items():
-        sort = media[uuid].sort if uuid in media else ""
+    for key, sort in sorts.items():
         if sort == "shareable":
             found.append(concerns.shared_disk(key))
         elif sort in ("writethrough", "immutable"):
@@ -151,7 +154,11 @@ def _port(device: Element) -> tuple[int, int]:
     return whole_number(attribute(device, "port")) or 0, whole_number(attribute(device, "device")) or 0
 
 
-def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Concern]) -> VmManifest:
+# Kinds of media that the disk here is not.
+_FORGETS = {"immutable": "forgets", "readonly": "can only be read"}
+
+
+def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Concern], sorts: Mapping[str, str]) -> VmManifest:
     hardware = child(machine, "Hardware")
     uefi, tpm = is_uefi(machine), has_tpm(machine)
     guest = guest_os(vendor_id=clean(attribute(machine, "OSType")))
@@ -165,7 +172,10 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
     found += [concerns.passthrough_device(clean(attribute(each, "host")) or "a PCI device") for each in passed]
     if reaches := reaching.virtualbox(machine):
         found.append(concerns.left_out(reaches))
-    if settings := list(_settings_left_out(hardware, windows=guest.family == "windows")):
+    if settings := [
+        *settings_left_out(machine, windows=guest.family == "windows"),
+        *(f"{key} {_FORGETS[sort]}" for key, sort in sorts.items() if sort in _FORGETS),
+    ]:
         found.append(concerns.settings_left_out(settings))
     if media := tuple(_media_inserted(machine)):
         found.append(concerns.removable_media_left_out(media))
@@ -177,10 +187,11 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
         name=name,
         uuid=uuid_of(*identities(machine)),
         uuid_reversed_for=uuid_reversed_for(machine),
+        serial=serial(machine),
         power_state="suspended" if suspended else "off",
         firmware="uefi" if uefi else "bios",
         tpm=tpm,
-        cpu_count=min(whole_number(attribute(child(hardware, "CPU"), "count")) or 1, _CPUS_MAX),
+        cpu_count=min(_processors(_of_platform(machine, "CPU")), _CPUS_MAX),
         memory_bytes=memory * MIB,
         guest_os=guest,
         cbt_reason="an offline import is a copy of files: nothing changes in them",
@@ -191,15 +202,30 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
     )
 
 
-def _settings_left_out(hardware: Element | None, *, windows: bool) -> Iterator[str]:
+def _of_platform(machine: Element | None, name: str) -> Element | None:
+    hardware = child(machine, "Hardware")
+    places = (hardware, child(machine, "Platform"), child(hardware, "Platform"))
+    return next((found for place in places if (found := child(place, name)) is not None), None)
+
+
+def _processors(cpu: Element | None) -> int:
+    """Of those that may be plugged in, the ones that are (VBoxManage modifyvm --cpu-hotplug, --plug-cpu)."""
+    tree = child(cpu, "CpuTree")
+    plugged = 0 if tree is None or not is_true(attribute(cpu, "hotplug")) else len(list(children(tree, "Cpu")))
+    return plugged or whole_number(attribute(cpu, "count")) or 1
+
+
+def settings_left_out(machine: Element | None, *, windows: bool) -> Iterator[str]:
     """A clock other than here, where a Windows has the local time and no other guest; and what the machine has not here."""
-    clock = attribute(child(hardware, "RTC"), "localOrUTC").lower()
+    clock = attribute(_of_platform(machine, "RTC"), "localOrUTC").lower()
     if clock and (clock == "utc") is windows:
-        yield f"RTC {clock}"
-    cap = attribute(child(hardware, "CPU"), "executionCap")
-    if cap not in ("", "100"):
+        yield f"RTC {clean(clock)}"
+    cpu = _of_platform(machine, "CPU")
+    if (cap := attribute(cpu, "executionCap")) not in ("", "100"):
         yield f"processors at {clean(cap)} %"
-    if attribute(child(hardware, "AudioAdapter"), "enabled").lower() == "true":
+    if is_true(attribute(cpu, "hotplug")):
+        yield "processors to plug in"
+    if attribute(child(child(machine, "Hardware"), "AudioAdapter"), "enabled").lower() == "true":
         yield "sound"
 
 
@@ -241,15 +267,40 @@ def _time(written: str) -> datetime | None:
         return None
 
 
-def identities(machine: Element | None) -> tuple[str, str]:
-    """The UUID that a clone or a person set for the guest to see, and the machine's own, which it sees without one."""
-    return attribute(child(machine, "Hardware"), "uuid"), attribute(machine, "uuid")
+def identities(machine: Element | None) -> tuple[str, str, str]:
+    """The UUID that a person or a clone set for the guest to see, and the machine's own, which it sees without one."""
+    return _dmi(machine, "DmiSystemUuid"), attribute(child(machine, "Hardware"), "uuid"), attribute(machine, "uuid")
 
 
 def uuid_reversed_for(machine: Element | None) -> smbios.Families:
     """Who reads the UUID in reverse: a setting that newer versions make."""
-    firmware = child(child(machine, "Hardware"), "BIOS")
-    return smbios.of_virtualbox(little_endian=is_true(attribute(child(firmware, "SmbiosUuidLittleEndian"), "enabled")))
+    return smbios.of_virtualbox(little_endian=_enabled(machine, "SmbiosUuidLittleEndian"))
+
+
+def serial(machine: Element | None) -> str | None:
+    """The serial number: one that a person gave, or one made from the UUID, which newer versions do. Without either it is «0»,
+    the same for all machines."""
+    if given := _dmi(machine, "DmiSystemSerial"):
+        return smbios.serial_of(given)
+    uuid = uuid_of(*identities(machine))
+    return f"VirtualBox-{uuid}" if uuid and _enabled(machine, "AutoSerialNumGen") else None
+
+
+def _enabled(machine: Element | None, name: str) -> bool:
+    hardware = child(machine, "Hardware")
+    return any(is_true(attribute(child(child(hardware, above), name), "enabled")) for above in ("BIOS", "Firmware"))
+
+
+def _dmi(machine: Element | None, name: str) -> str:
+    """A DMI value that a person gave to the machine's firmware; empty, where none did."""
+    firmware = "efi" if is_uefi(machine) else "pcbios"
+    for above in (machine, child(machine, "Hardware")):
+        extra = child(above, "ExtraData")
+        for item in () if extra is None else children(extra, "ExtraDataItem"):
+            found = _DMI.fullmatch(attribute(item, "name"))
+            if found and found.groups() == (firmware, name):
+                return attribute(item, "value").removeprefix("string:")
+    return ""
 
 
 def is_uefi(machine: Element | None) -> bool:
