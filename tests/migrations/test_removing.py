@@ -8,12 +8,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import update
 
-from synvirt.errors import Conflict, NotFound
+from synvirt.errors import Conflict, Internal, NotFound
 from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now
+from synvirt.store.tables import migrations
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import House, offline_plan
@@ -164,6 +166,45 @@ def test_old_jobs_go_by_themselves_but_not_with_what_is_asked_about(tmp_path: Pa
     house.store.change(job.id, job.state, lambda one: one.model_copy(update={"finished_at": now() - timedelta(days=2)}))
     removal.remove_older(1)
     assert house.store.documents(limit=9) == ([], None)
+    house.close()
+
+
+def _put_aside(house: House, job_id: UUID) -> None:
+    """Another version of the service has written the job, so that this one cannot read it."""
+    with house.store._writing() as db:
+        db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(version="2.0"))
+
+
+def test_a_job_that_an_unreadable_one_has_taken_up_goes_and_keeps_no_other(tmp_path: Path) -> None:
+    house, job, removal = _run(tmp_path, fail="boot")
+    old, later = {"finished_at": now() - timedelta(days=2)}, uuid4()
+    older, oldest = uuid4(), uuid4()
+    house.store.add(job.model_copy(update={"id": oldest, "state": State.CANCELLED, **old}), host="local")
+    house.store.add(job.model_copy(update={"id": older, "retried_by": later, **old}), host="local")
+    house.store.add(job.model_copy(update={"id": later}), host="local")
+    _put_aside(house, later)
+    removal.remove_older(1)
+    for gone in (older, oldest):
+        with pytest.raises(NotFound):
+            house.store.get(gone)
+    house.close()
+
+
+def test_an_old_job_that_cannot_go_keeps_no_other(tmp_path: Path) -> None:
+    house, job, _ = _run(tmp_path)
+    old = {"finished_at": now() - timedelta(days=2), "state": State.CANCELLED}
+    first, second = uuid4(), uuid4()
+    for one in (first, second):
+        house.store.add(job.model_copy(update={"id": one, **old}), host="local")
+
+    def forget(job: Migration) -> None:
+        if job.id == second:
+            raise Internal("its receipt is in the way")
+
+    Removal(house.store, here="local", destroy=lambda job: None, forget=forget).remove_older(1)
+    assert house.store.get(second).id == second
+    with pytest.raises(NotFound):
+        house.store.get(first)
     house.close()
 
 

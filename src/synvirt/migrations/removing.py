@@ -6,16 +6,16 @@ Failed, its volumes not removed yet         ─▶ keep: they stay, without a jo
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal
 from uuid import UUID
 
 import structlog
 
-from synvirt.errors import Conflict, NotFound, SynvirtError
+from synvirt.errors import Conflict, NotFound, PersistFailed, SynvirtError
 from synvirt.migrations.planning.repairable import refuse_second
-from synvirt.migrations.planning.retrying import kept_on_failure
+from synvirt.migrations.planning.retrying import is_taken_up, kept_on_failure
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS, State
 from synvirt.model.values import now
@@ -72,10 +72,20 @@ class Removal:
         try:
             for job in self._ended():
                 if job.finished_at is not None and job.finished_at < before:
-                    with suppress(Conflict, NotFound):  # it has kept volumes, for example
-                        self.remove(job.id, None)
+                    self._remove_old(job)
         except SynvirtError as error:
             log.warning("old jobs cannot be removed now", cause=error.detail)
+
+    def _remove_old(self, job: Migration) -> None:
+        """What keeps one job keeps no other. PersistFailed."""
+        try:
+            self.remove(job.id, None)
+        except (Conflict, NotFound):  # it has kept volumes, for example
+            pass
+        except PersistFailed:
+            raise
+        except SynvirtError as error:
+            log.warning("an old job cannot be removed now", job=str(job.id), cause=error.detail)
 
     def _ended(self) -> Iterator[Migration]:
         """The ended jobs of this host, newest first, a page at a time: there may be tens of thousands."""
@@ -123,12 +133,7 @@ def has_kept_volumes(store: Store, job: Migration) -> bool:
 
 
 def _taken_up(store: Store, job: Migration) -> bool:
-    if job.retried_by is None or job.retried_by == job.id:
-        return False
-    with suppress(NotFound):
-        store.get(job.retried_by)
-        return True
-    return False
+    return job.retried_by != job.id and is_taken_up(store, job)
 
 
 def _given_up(store: Store, job: Migration) -> Migration:

@@ -166,11 +166,11 @@ def _converted(job: Migration) -> bool:
 
 def is_taken_up(store: Store, job: Migration) -> bool:
     """Whether another job has taken it over. A service that was killed between the note and the new job leaves a note without a
-    job."""
+    job. A job that this version cannot read has taken it over all the same."""
     if job.retried_by is None:
         return False
     try:
-        store.get(job.retried_by)
+        store.host_of(job.retried_by)
     except NotFound:
         return False
     return True
