@@ -50,6 +50,8 @@ class Uploads:
         self._host = settings.host_id
         # Locked while a row and its folder's name change together.
         self._moving = threading.Lock()
+        # Uploads that failed, and whose rows may be there all the same: `sweep` removes them.
+        self._unsure: set[UUID] = set()
 
     # ── coming in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,9 +94,26 @@ class Uploads:
                 self._rows.add(upload, host=self._host)
                 self.hidden(upload.id).rename(self._whole(upload.id))
         except OSError as error:
-            self._rows.remove(upload.id)
+            self._take_back(upload.id)
             raise _not_written(error) from error
+        except PersistFailed:  # the answer to the commit may have been lost
+            self._take_back(upload.id)
+            raise
         log.info("uploaded", upload=str(upload.id), filename=upload.filename, size_bytes=upload.size_bytes)
+
+    def _take_back(self, upload_id: UUID) -> None:
+        """Removes the row, now or later: it would list an upload whose bytes are gone."""
+        self._unsure.add(upload_id)
+        self._remove_unsure()
+
+    def _remove_unsure(self) -> None:
+        for upload_id in list(self._unsure):
+            try:
+                self._rows.remove(upload_id)
+            except PersistFailed as error:
+                log.warning("what may be listed of a failed upload is removed later", upload=str(upload_id), cause=error.detail)
+                return
+            self._unsure.discard(upload_id)
 
     def path_of(self, upload_id: UUID, filename: str) -> Path:
         return self._whole(upload_id) / filename
@@ -157,6 +176,7 @@ class Uploads:
 
     def sweep(self) -> None:
         """Removes expired uploads. One that a job reads, or a wave will, stays until a later sweep."""
+        self._remove_unsure()
         for upload in self._rows.all(host=self._host):
             if upload.expires_at <= now():
                 try:

@@ -22,6 +22,7 @@ from synvirt.api.body import LEAST_BYTES, PIECE_BYTES, pieces
 from synvirt.api.routes.uploads import received
 from synvirt.errors import PersistFailed
 from synvirt.migrations.uploads import Incoming, Uploads
+from synvirt.model.files import Upload
 from synvirt.store.documents import VERSION
 from synvirt.store.tables import uploads
 from tests.api.test_problems import assert_problem
@@ -376,6 +377,30 @@ def test_a_store_that_fails_leaves_nothing(service: Service, client: httpx.Clien
         db.execute(text("ALTER TABLE uploads RENAME TO lost"))
     assert_problem(send(client, b"data"), 500, "E_MIG_PERSIST_FAILED")
     assert left(service) == []
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["back", "away for longer"])
+def test_a_lost_answer_to_the_commit_lists_nothing(service: Service, monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+    """The row is there, and the caller got an error. Before, an upload without bytes was listed until it expired."""
+    add, remove = service.store.uploads.add, service.store.uploads.remove
+
+    def lost(upload: Upload, *, host: str) -> None:
+        add(upload, host=host)
+        raise PersistFailed("the connection was lost")
+
+    def gone(_: object) -> None:
+        raise PersistFailed("the database does not answer")
+
+    coming = incoming(service)
+    with monkeypatch.context() as patched:
+        patched.setattr(service.store.uploads, "add", lost)
+        patched.setattr(service.store.uploads, "remove", gone if away else remove)
+        with pytest.raises(PersistFailed, match="the connection was lost"):
+            coming.finish(None)
+        coming.discard()
+    service.uploads.sweep()
+    assert_nothing(service)
+    assert incoming(service).finish(None).id in {one.id for one in service.uploads.page(limit=10)[0]}
 
 
 def test_an_upload_that_the_store_cannot_remove_now_is_still_whole(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
