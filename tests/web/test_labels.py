@@ -70,6 +70,10 @@ def test_every_field_of_the_form_has_a_label() -> None:
             "set target.memory_bytes lower, or set target.start to false",
             "set «Memory» lower, or leave «Start it here in the end» out",
         ),
+        (
+            "an instant start with target.start false starts nothing",
+            "an instant start with «Start it here in the end» left out starts nothing",
+        ),
         ("the name of a mode is its target", "the name of a mode is its target"),
         ("target.identity is new", "new ones are chosen at «UUID and MAC addresses»"),
         ("plan.mode: must be 'Warm' or 'Cold'", "«How it moves»: must be 'Warm' or 'Cold'"),

@@ -52,6 +52,7 @@ _SENTENCES: Mapping[str, str] = {
     "set target.identity to new": "choose new ones at «UUID and MAC addresses»",
     "target.identity is new": "new ones are chosen at «UUID and MAC addresses»",
     "set target.start to false": "leave «Start it here in the end» out",
+    "target.start false": "«Start it here in the end» left out",
     "name the concern's id in waive_concerns": "confirm it at «Concerns»",
     "set conversion to never": "choose Never at «Drivers put into it»",
     "skip_disks names it": "it is left out at «Disks to copy»",
