@@ -10,10 +10,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups.model import BootTest, RestorePoint
+from synvirt.backups.model import BackupRepositoryRequest, BootTest, RestorePoint
 from synvirt.backups.points import Points
 from synvirt.backups.restores.boot_test import BootTesting
-from synvirt.errors import BackupNotFound
+from synvirt.errors import BackupConflict, BackupNotFound
 from synvirt.model.values import now
 from synvirt.store.documents import readable
 from tests.backups.house import House, disk_content
@@ -92,4 +92,49 @@ def test_the_result_of_a_boot_test_takes_back_nothing_that_others_write(
     found = known(points, point_id)
     assert (found.state, found.protected) == ("damaged", True)
     assert found.boot_test is not None
+    house.close()
+
+
+def _twice(house: House, name: str) -> tuple[UUID, str]:
+    """A repository with a point of a guest, and its recovery key; a symlink leads to its folder too."""
+    house.image("web", disk_content())
+    first = house.repository()
+    house.run(job := house.job("web", repository=first))
+    house.backups.remove_job(job.id)
+    (house.folder / name).symlink_to(house.folder / "repository")
+    return first, house.backups.repositories.recovery_key(first)
+
+
+def _asked(house: House, name: str, key: str) -> BackupRepositoryRequest:
+    return BackupRepositoryRequest(name=name, kind="local", path=str(house.folder / name), recovery_key=key)
+
+
+def test_a_repository_is_known_once_by_whatever_name(tmp_path: Path) -> None:
+    """Its points would be shown under one of the names alone, and go with that one."""
+    house = House(tmp_path)
+    first, key = _twice(house, "symlink")
+    with pytest.raises(BackupConflict, match="known as here already"):
+        house.backups.add_repository(_asked(house, "symlink", key))
+    assert [one.id for one in house.backups.repositories.known()] == [first]
+    house.backups.forget_repository(first)
+    again = house.backups.add_repository(_asked(house, "symlink", key))
+    assert [point.repository_id for point in house.backups.points.all()] == [again.id]
+    house.close()
+
+
+def test_of_a_repository_that_an_earlier_version_knows_twice_one_name_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path)
+    first, key = _twice(house, "symlink")
+    with monkeypatch.context() as patched:
+        patched.setattr(house.backups.repositories, "_stored_id", lambda _: None)
+        second = house.backups.add_repository(_asked(house, "symlink", key))
+    (tmp_path / "away").mkdir()
+    away = house.backups.add_repository(BackupRepositoryRequest(name="away", kind="local", path=str(tmp_path / "away")))
+    (tmp_path / "away").rename(tmp_path / "gone")
+    assert [point.repository_id for point in house.backups.points.all()] == [first]
+    house.backups.forget_repository(first)
+    assert [point.repository_id for point in house.backups.points.all()] == [second.id]
+    house.backups.forget_repository(away.id)
     house.close()

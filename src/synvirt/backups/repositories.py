@@ -70,9 +70,10 @@ class Repositories:
         made = _made(asked, master)
         password = "" if asked.peer is None else _credentials(asked.peer)[1]
         folder = _folder(made, password, self._allowed_hosts)
-        with self._claimed(made):
+        with self._claimed(made), contextlib.ExitStack() as stack:
             if asked.recovery_key is not None:
-                Repository(folder, master).close()
+                with contextlib.closing(Repository(folder, master)) as existing:
+                    stack.enter_context(self._sole(existing.id))
             self._write_key(self._key_path(made.id), master)  # before anything is sealed with it
             try:
                 # Before the repository: where this fails, nobody would have the key of what is in the folder.
@@ -101,6 +102,40 @@ class Repositories:
         finally:
             with self._claiming:
                 self._adding -= claims
+
+    @contextlib.contextmanager
+    def _sole(self, stored_id: UUID) -> Iterator[None]:
+        """Within the block nobody else adds the repository with this id in its header. BackupConflict, where it is known
+        already: by a symlink, another mount or another name of its server. Each point would be shown under one of the names.
+        One that does not answer now is not known by its id."""
+        claim = f"id {stored_id}"
+        with self._claiming:
+            if claim in self._adding:
+                raise BackupConflict("this repository is being added at this moment, under another name")
+            self._adding.add(claim)
+        try:
+            for other in self.known():
+                if self._stored_id(other.id) == stored_id:
+                    raise BackupConflict(
+                        f"this repository is known as {other.name} already, at {other.place}, or is a copy of that one",
+                        hint=f"use {other.name}; or forget that first, and add this one then",
+                    )
+            yield
+        finally:
+            with self._claiming:
+                self._adding.discard(claim)
+
+    def _stored_id(self, repository_id: UUID) -> UUID | None:
+        """The id in the header of a known repository; None, if it does not answer at once."""
+        with contextlib.suppress(SynvirtError), contextlib.closing(self._folder_of(repository_id, patience_s=0)) as folder:
+            return UUID(stored.header_of(folder)["id"])
+        return None
+
+    def points_in(self, repository_id: UUID) -> set[UUID]:
+        """The ids of its points, by a folder that answers at once. RepositoryUnreachable and others, as of `opened`."""
+        with contextlib.closing(self._folder_of(repository_id, patience_s=0)) as folder:
+            folder.room()
+        return set(self.opened(repository_id).point_ids())
 
     def get(self, repository_id: UUID) -> BackupRepository:
         return _shown(self._known(repository_id))

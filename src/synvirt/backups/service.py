@@ -21,6 +21,7 @@ import structlog
 
 from synvirt.acting import bring, submitter
 from synvirt.backups import jobs as of_jobs
+from synvirt.backups.adopting import Adopting
 from synvirt.backups.backing_up import BackingUp, OpenGuest
 from synvirt.backups.jobs import Jobs
 from synvirt.backups.kinds import READS, Kinds, being_read
@@ -42,7 +43,7 @@ from synvirt.backups.model import (
     Trigger,
 )
 from synvirt.backups.offers import Offers
-from synvirt.backups.points import Points, point_of
+from synvirt.backups.points import Points
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.backups.restores.host import RestoreHost
@@ -89,7 +90,7 @@ class Backups:
         self.repositories, self._forget_job, self._guest_id = repositories, forget_job, guest_id
         self._working, self._limits = working or Working(), limits
         self.points, self._memory = Points(rows, host=host), Memory(rows, host=host)
-        self._jobs = Jobs(rows, host=host)
+        self._jobs, self._adopting = Jobs(rows, host=host), Adopting(repositories, self.points)
         self.retiring = Retiring(repositories, self.points, self.remove_point, in_use=lambda: being_read(self.runs.not_ended()))
         upkeep = Upkeep(repositories, self.points, self._memory, self._working, limits=limits)
         self._cut_off: list[BackupRun] = []
@@ -101,7 +102,7 @@ class Backups:
             working=self._working,
             collect=upkeep.collect_after,
             journals=journals,
-            adopt=self._adopt,
+            adopt=self._adopting.adopt,
             unsure=self._cut_off.append,
             limits=limits,
         )
@@ -184,7 +185,7 @@ class Backups:
             run = self._cut_off[-1]
             if run.kind == "backup" and run.repository_id is not None:
                 try:
-                    self._adopt(self.repositories.get(run.repository_id), run)
+                    self._adopting.adopt(self.repositories.get(run.repository_id), run)
                 except BackupNotFound:
                     pass  # it was forgotten meanwhile
                 except SynvirtError as error:
@@ -202,25 +203,8 @@ class Backups:
     def add_repository(self, asked: BackupRepositoryRequest) -> BackupRepository:
         """Registers a repository, and the restore points in it."""
         made = self.repositories.add(asked)
-        self._adopt(made)
+        self._adopting.adopt(made)
         return made
-
-    def _adopt(self, known: BackupRepository, run: BackupRun | None = None) -> None:
-        """Registers points in the repository that are not registered: all, or those of that run."""
-        repository = self.repositories.opened(known.id)
-        kept, unknown = repository.kept_ids(), set(repository.point_ids()) - self.points.ids()
-        for point_id, found in repository.read_all(unknown):
-            try:
-                if isinstance(found, SynvirtError):
-                    raise found
-                unread, manifest = found
-                signed_by = self.repositories.authors.signer(unread)
-            except SynvirtError as error:
-                _log.warning("a restore point cannot be read", point=str(point_id), detail=error.detail)
-                continue
-            point = point_of(manifest, known, stored_bytes=0, signed_by=signed_by)
-            if run is None or point.run_id == run.id:
-                self.points.put(point.model_copy(update={"protected": point_id in kept}))
 
     def change_key(self, repository_id: UUID) -> str:
         """Changes the key and returns the new recovery key. BackupConflict, while a run reads or writes there with the old
@@ -260,9 +244,11 @@ class Backups:
         with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
             if any(job.repository_id == repository_id for job in self._jobs.all()):  # no job is added within this block
                 raise BackupConflict("jobs write to this repository", hint="remove them first")
-            for point in self.points.all({"repository_id": [str(repository_id)]}):
-                self.points.forget(point.id)
+            gone = {point.id for point in self.points.all({"repository_id": [str(repository_id)]})}
+            for point_id in gone:
+                self.points.forget(point_id)
             self.repositories.forget(repository_id)
+        self._adopting.forgotten(gone)
 
     def add_job(self, asked: BackupJobRequest) -> BackupJob:
         """BackupNotFound: its repository. BackupConflict: another job has its name. BackupBadRequest: its guests."""
