@@ -126,6 +126,8 @@ def test_a_name_that_is_nearly_called_so_is_named(service: Service, run: Run, li
         ("disk info", "IMAGE"),
         ("disk nothing", "nothing"),
         ("disk info --thraeds /", "there is no option --thraeds"),
+        ("disk info --disk vda /", "there is no option --disk"),
+        ("disk convert --thraeds 4 / /tmp/target.raw", "did you mean --threads?"),
         ("disk map / --dsik=1", "did you mean --disk?"),
         ("disk map / /", "one word too many"),
         ("disk info /nothing-of-that-name", "does not exist"),

@@ -319,3 +319,13 @@ def _ledger_of(path: Path) -> Ledger:
     ledger = hashing.ledger("disk.raw")
     hashing.close()
     return ledger
+
+
+def test_a_file_that_is_no_ledger_is_said_to_be_none(moved: tuple[Path, Path, Path]) -> None:
+    """Before, it was E_MIG_NOT_FOUND, with Python's words of a codec."""
+    _, volume, ledger = moved
+    ledger.write_bytes(b"\xe7\x00\xff" * 99)
+    result = disk("verify", "--ledger", ledger, volume)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("E_MIG_MALFORMED_ARCHIVE: ledger is not a ledger: it is not a text in UTF-8")
+    assert "codec" not in result.stderr

@@ -25,6 +25,21 @@ class _Parser(argparse.ArgumentParser):
         raise WrongUsage(self.format_usage(), f"{self.prog}: {shortened(message)}")
 
 
+class _Command(_Parser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        try:
+            return super().parse_known_args(args, namespace)
+        except WrongUsage:
+            self._refuse_unknown(list(args or ()))
+            raise
+
+    def _refuse_unknown(self, words: list[str]) -> None:
+        """WrongUsage for an option that the command does not have: its value was taken for an image."""
+        for word in words[: words.index("--")] if "--" in words else words:
+            if word.startswith("--") and _name(word) not in _options(self):
+                self.error(_unknown(word, self))
+
+
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The options, and the `command`. WrongUsage; SystemExit, after the help was printed."""
     options, unknown = parser_of(arguments).parse_known_args(list(arguments) or ["--help"])
@@ -38,9 +53,19 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
         return f"{word} is one word too many"
     from synvirt.nearest import did_you_mean
 
-    known = parser.format_usage().replace("[", " ").replace("]", " ").split()
-    near = did_you_mean(word.partition("=")[0], (one for one in known if one.startswith("--")))
+    near = did_you_mean(_name(word), _options(parser))
     return f"there is no option {word}" + (f"; {near}" if near else "")
+
+
+def _name(option: str) -> str:
+    """Without a value: `--disk=vda`."""
+    return option.partition("=")[0]
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    """Those with two dashes, of which the usage names all but the one for help."""
+    known = parser.format_usage().replace("[", " ").replace("]", " ").split()
+    return [*(one for one in known if one.startswith("--")), "--help"]
 
 
 def parser_of(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -54,7 +79,7 @@ def parser_of(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     # Without `prog`, argparse would format the usage to find it.
-    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True, parser_class=_Command)
     named = next((word for word in arguments if word != "--json"), "")
     for name, add in _COMMANDS.items():
         if name == named or named not in _COMMANDS:

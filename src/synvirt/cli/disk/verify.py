@@ -19,6 +19,7 @@ from synvirt.errors import BadRequest, MalformedArchive, NotFound, cause_of, tex
 # The most extents that are listed, for people and in JSON.
 NAMED_MOST: Final = 20
 LISTED_MOST: Final = 10_000
+_LEDGER_HINT: Final = "name the file that `synvirt disk convert --ledger` wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,10 @@ def ledger_of(ledger: Path | None, receipt: Path | None, disk: str | None, key: 
                 return Ledger.from_lines(iter(lambda: file.readline(LINE_BYTES_MAX + 1), ""), ledger.name)
         assert receipt is not None
         return _of_receipt(receipt, disk, None if key is None else text_of(key, what="key file "))
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        name = ledger.name if ledger is not None else "what the receipt has of the disk"
+        raise MalformedArchive(f"{name} is not a ledger: it is not a text in UTF-8", hint=_LEDGER_HINT) from error
+    except OSError as error:
         raise NotFound(f"the ledger cannot be read: {cause_of(error)}") from error
 
 
