@@ -26,6 +26,7 @@ def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
     file = tmp_path / "synvirt.toml"
     file.write_text(f'data_dir = "{tmp_path}"')
     assert load(environ={"SYNVIRT_CONFIG": str(file)}).data_dir == tmp_path
+    assert load(environ={"SYNVIRT_CONFIG": ""}).data_dir == load(environ={}).data_dir
 
 
 @pytest.mark.parametrize(

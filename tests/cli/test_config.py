@@ -164,6 +164,7 @@ def test_no_given_setting_means_the_services_own_settings(file: Path, monkeypatc
     assert service_config({}) == file
     assert service_config({"SYNVIRT_DATA_DIR": "/elsewhere"}) is None
     assert service_config({"SYNVIRT_CONFIG": "/chosen.toml"}) == Path("/chosen.toml")
+    assert service_config({"SYNVIRT_CONFIG": ""}) == file
     assert json.loads(run("config", "show", "--json")[1])["settings"]["base_url"]["value"] == "/virt"
     assert json.loads(run("--data-dir", "/x", "config", "show", "--json")[1])["settings"]["base_url"]["value"] != "/virt"
 

@@ -351,10 +351,11 @@ def origins(
 
 
 def service_config(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The settings file of a command that names no file and no folder: SYNVIRT_CONFIG, else that of this host's service."""
+    """The settings file of a command that names no file and no folder: SYNVIRT_CONFIG, else that of this host's service.
+    Empty, it counts as unset."""
     environ = os.environ if environ is None else environ
-    if "SYNVIRT_CONFIG" in environ:
-        return Path(environ["SYNVIRT_CONFIG"])
+    if named := environ.get("SYNVIRT_CONFIG"):
+        return Path(named)
     if "SYNVIRT_DATA_DIR" in environ:
         return None
     return next((path for path in SERVICE_CONFIGS if os.access(path, os.R_OK)), None)
@@ -366,7 +367,8 @@ _Layer = dict[str, tuple[Any, str]]
 
 def _layers(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Iterator[_Layer]:
     """The layers of settings; later ones override earlier ones."""
-    chosen = config or (Path(environ["SYNVIRT_CONFIG"]) if "SYNVIRT_CONFIG" in environ else None)
+    named = environ.get("SYNVIRT_CONFIG")  # empty: as unset
+    chosen = config or (Path(named) if named else None)
     if chosen is not None:
         yield {name: (value, str(chosen)) for name, value in _flat(_read_toml(chosen)).items()}
     yield {

@@ -55,6 +55,16 @@ def _point(run: Run) -> str:
     return str(json.loads(run("backup", "points", "--json").stdout)["items"][0]["id"])
 
 
+def test_a_job_is_shown_as_it_was_written(service: Service, run: Run, home: Path) -> None:
+    """Before, lists were escaped: g\\u00e4ste."""
+    service.guests.image("gäste", disk_content())
+    run("backup", "add-repository", home, "--name", "here")
+    run("backup", "add-job", "gäste", "--name", "nächtlich", "--repository", "here")
+    shown = run("backup", "show-job", "nächtlich").stdout
+    assert '["gäste"]' in shown
+    assert "\\u" not in shown
+
+
 def test_a_run_is_reported_as_it_moves_and_what_came_of_it(run: Run, job: str) -> None:
     done = run("backup", "run", "nightly")
     assert done.exit_code == 0

@@ -74,4 +74,6 @@ def _show(options: Options, listed: Listed, one: str) -> None:
 def _text(value: Any) -> str:
     import json
 
-    return json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
+    return (
+        json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
+    )

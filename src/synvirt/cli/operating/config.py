@@ -43,7 +43,8 @@ def show(options: Options) -> None:
         return
     width = max(map(len, values))
     for name, value in values.items():
-        text = json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
+        is_json = isinstance(value, list | dict | bool)
+        text = json.dumps(value, ensure_ascii=False) if is_json else "" if value is None else str(value)
         print(f"{name:{width}} {shown(text):34} {came_from.get(name, 'default')}".rstrip())
 
 
