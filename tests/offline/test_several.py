@@ -73,8 +73,9 @@ def test_none_chosen_names_them_and_says_how(tmp_path: Path) -> None:
 
 def test_one_that_is_not_there(tmp_path: Path) -> None:
     path = shop(tmp_path, "folder")
-    with pytest.raises(VmNotFound, match="holds no virtual machines called 'mail'; it holds 'web', 'db'"):
+    with pytest.raises(VmNotFound, match="holds no virtual machines called 'mail'; it holds 'web', 'db'") as wrong:
         choosing(detect(path, tmp_path), "mail").inspect(path, tmp_path)
+    assert wrong.value.hint == "Name one that it holds."  # before: list the source's VMs
 
 
 def test_two_of_one_name_are_chosen_by_id(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ BY_KIND: Mapping[OfflineKind, OfflineImporter] = MappingProxyType({importer.kind
 _FOLDER = ("a folder without a VM", "A VM's folder has its .ovf, .vmx, .vbox, ova.xml, or the folder Virtual Machines in it.")
 _UNKNOWN = ("of an unknown kind", "A raw disk cannot be recognised by its content: qemu-img convert -f raw -O qcow2 OLD NEW.")
 
+_EMPTY = ("empty", "Copy it again from where it comes from.")
+
 
 class UnknownKind(UnsupportedFormat):
     """The file has no known magic: it may be a raw disk."""
@@ -66,7 +68,7 @@ def detect(path: Path | str, root: Root) -> OfflineImporter:
         what, hint = _FOLDER
     elif not what:
         failure = UnknownKind
-        what, hint = _unknown(resolved.name) if head else ("empty", "")
+        what, hint = _unknown(resolved.name) if head else _EMPTY
     raise failure(f"{resolved.name or resolved} is {what}; supported kinds are {', '.join(BY_KIND)}", hint=hint or None)
 
 

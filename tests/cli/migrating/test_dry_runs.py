@@ -178,6 +178,7 @@ def test_an_error_is_json_where_json_is_asked_for(service: Service, run: Run) ->
         ("plan.shutdown: is unknown", "--shutdown: is unknown"),
         ("conversion", "--conversion"),
         ("lower, or set target.start to false", "lower, or give --no-start"),
+        ("submit it as {Offline: ova_archive}", "give --kind ova_archive, or leave --kind out"),
         ("an instant start with target.start false starts nothing", "an instant start with --no-start starts nothing"),
         ("target.network_map does not name it", "--network does not name it"),
         ("the name of a mode", "the name of a mode"),

@@ -214,6 +214,13 @@ def test_what_is_no_vm_says_what_to_do(name: str, hint: str, run: Run, tmp_path:
     assert (done.exit_code, hint in done.stderr) == (1, True), done.stderr
 
 
+def test_a_file_whose_kind_is_no_question_is_not_asked_for_it(service: Service, run: Run) -> None:
+    """Before, the hint was --kind, which changes nothing of an empty file."""
+    (service.settings.imports_dir / "web.ova").touch()
+    done = run("import", "web.ova")
+    assert (done.exit_code, "--kind" in done.stderr, "copy it again" in done.stderr.lower()) == (1, False, True), done.stderr
+
+
 @pytest.mark.parametrize("how", ["sent", "here"])
 def test_one_of_several_vms(how: str, service: Service, run: Run, tmp_path: Path) -> None:
     folder = service.settings.imports_dir if how == "here" else tmp_path

@@ -40,6 +40,7 @@ def _patterns() -> Iterator[tuple[re.Pattern[str], str]]:
     yield re.compile(r"\bset target\.identity to new\b"), "give --new-identity"
     yield re.compile(r"\bset target\.start to false\b"), "give --no-start"
     yield re.compile(r"\btarget\.start false\b"), "--no-start"
+    yield re.compile(r"\bsubmit it as \{Offline: (\w+)\}"), r"give --kind \1, or leave --kind out"
     yield re.compile(r"\btarget\.identity is new\b"), "--new-identity asks for it"
     fields = {row.field: option_of(name) for name, row in ROWS.items() if re.search(r"[._]", row.field)}
     for field in sorted(fields, key=len, reverse=True):

@@ -21,7 +21,7 @@ from synvirt.cli.migrating.upload_shown import file_stays, kept, send
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import INTERRUPTED
 from synvirt.cli.sources import live_vm
-from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError
 from synvirt.nearest import did_you_mean_file
 from synvirt.texts import escaped_json
 
@@ -254,8 +254,6 @@ def _kind(client: "Client", inspection: Inspection) -> str:
     path, body = inspection
     try:
         return _field(client.ask("POST", path, json=body), "offline_kind")
-    except UnsupportedFormat as error:
-        raise UnsupportedFormat(error.detail, hint=error.hint or "name its kind with --kind") from None
     except HostPathRejected as error:
         hint = "Copy or move it into the import root, or send the file: --upload"
         raise HostPathRejected(error.detail, hint=hint) from None

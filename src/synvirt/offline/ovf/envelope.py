@@ -48,7 +48,10 @@ def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
             system for system in systems if system_name(system) == vm
         ]
         if len(found) != 1:
-            raise VmNotFound(f"{name} holds {len(found) or 'no'} virtual machines called {vm[:100]!r}; it holds {names}")
+            raise VmNotFound(
+                f"{name} holds {len(found) or 'no'} virtual machines called {vm[:100]!r}; it holds {names}",
+                hint="Name the one that is meant by its id in the file." if found else "Name one that it holds.",
+            )
         return found[0]
     if len(systems) > 1:
         raise UnsupportedFormat(
