@@ -2,6 +2,7 @@
 
 import re
 import tarfile
+from uuid import uuid4
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -99,6 +100,20 @@ def test_a_guest_that_was_started_is_compared_with_its_receipt_and_one_that_was_
     (repairing,) = repairs()
     assert repairing.repair is not None
     assert not repairing.repair.check_only
+
+
+def test_a_job_that_was_removed_is_not_linked(page: Page, service: Service) -> None:
+    """Before, its link was answered with 404: a repair's, once the job that it repaired was removed, and all others."""
+    removed, there = uuid4(), jobs.completed(service)
+    others = {"retried_by": removed, "retry_of": removed, "restarted_by": removed, "restart_of": there}
+    of = Repair(of=removed, check_only=True, disks=(DiskRepair(key="2000", volume="erp.raw"),))
+    job_id = jobs.added(service, "erp", (State.QUEUED, 9), (State.COMPLETED, 1), repair=of, **others)
+    page.goto(f"/migrations/{job_id}")
+    banner = page.locator("#banner")
+    expect(banner).to_contain_text("Compares the volumes of another job, which was removed, by its receipt.")
+    expect(banner).to_contain_text("Taken up by another job, which was removed.")
+    expect(banner.locator("a")).to_have_count(1)
+    expect(banner.locator("a")).to_have_attribute("href", re.compile(f"/migrations/{there}$"))
 
 
 def test_a_job_is_rehearsed_and_its_proof_says_what_came_of_it(page: Page, service: Service) -> None:

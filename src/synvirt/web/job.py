@@ -235,7 +235,20 @@ class JobView:
             "receipt": self._receipt(job),
             "by_receipt": [ACTIONS[name] for name in by_receipt(job)],
             "window": self._window(job),
+            "there": self._there(job),
         }
+
+    def _there(self, job: Migration) -> set[UUID]:
+        """The jobs that its page links to, except those that were removed."""
+        named = {job.retried_by, job.retry_of, job.restarted_by, job.restart_of, job.repair and job.repair.of}
+        return {one for one in named if one is not None and self._is_there(one)}
+
+    def _is_there(self, job_id: UUID) -> bool:
+        try:
+            self.intake.store.host_of(job_id)
+        except NotFound:
+            return False
+        return True
 
     def _window(self, job: Migration) -> WindowShown | None:
         """The window of an unended job, as it is now."""
