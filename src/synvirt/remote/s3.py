@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote_plus
 
 from synvirt import xml_document
 from synvirt.errors import BadRequest, MalformedArchive, NotFound
@@ -68,11 +68,13 @@ class S3Place(HttpPlace):
 
     def names(self, folder: str) -> list[str]:
         """The names directly in a folder: ListObjectsV2 with the delimiter `/`."""
-        prefix = self._prefix.lstrip("/") + (f"{folder}/" if folder else "")
+        # Only the first slash is the URL's: a key may begin with one.
+        prefix = self._prefix.removeprefix("/") + (f"{folder}/" if folder else "")
         found: list[str] = []
         token = ""
         for _ in range(_PAGES_MAX):
-            query = {"list-type": "2", "delimiter": "/", "prefix": prefix}
+            # A key may have characters that XML cannot hold: they come as in a URL.
+            query = {"list-type": "2", "delimiter": "/", "encoding-type": "url", "prefix": prefix}
             page = self._page(query | ({"continuation-token": token} if token else {}))
             found += [name.removeprefix(prefix) for name in page[0] if name != prefix]
             token = page[1]
@@ -89,6 +91,8 @@ class S3Place(HttpPlace):
         root = xml_document.parse(answer.text(_PAGE_MAX_BYTES), f"{url.shown} gives an answer that is not a list of S3: it")
         ours = _NAMESPACE if root.tag.startswith(_NAMESPACE) else ""
         found = [element.text or "" for element in root.iterfind(f"{ours}Contents/{ours}Key")]
+        if root.findtext(f"{ours}EncodingType") == "url":  # not every server knows of it
+            found = [unquote_plus(key, errors="surrogateescape") for key in found]
         return found, root.findtext(f"{ours}NextContinuationToken") or ""
 
     def reason(self, body: bytes) -> str:

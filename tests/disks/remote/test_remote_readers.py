@@ -196,6 +196,25 @@ def test_a_long_list_of_s3_comes_in_pages(s3: servers.S3, monkeypatch: pytest.Mo
     assert names(remote) == [str(number) for number in range(7)]
 
 
+def test_any_key_of_s3_is_listed_as_it_is(s3: servers.S3) -> None:
+    """XML has no place for some characters, and makes a line feed of a carriage return."""
+    found = ["a+b c%20d", "bell\x07", "line\rfeed", "ä <&> 한"]
+    for name in found:
+        s3.put(f"odd/{name}", b"x")
+    remote = servers.remote(f"s3://{s3.bucket}/odd/", endpoint=s3.endpoint, credentials=s3_keys(s3))
+    assert names(remote) == found
+
+
+def test_a_key_of_s3_may_begin_with_a_slash(s3: servers.S3) -> None:
+    s3.put("/exports/this", b"this")
+    s3.put("exports/other", b"other")
+    remote = servers.remote(f"s3://{s3.bucket}//exports/", endpoint=s3.endpoint, credentials=s3_keys(s3))
+    assert names(remote) == ["this"]
+    reader = RemoteReader(remote, "this")
+    assert read_all(reader) == b"this"
+    reader.close()
+
+
 def test_a_signed_url_is_an_ordinary_one(tmp_path: Path) -> None:
     with servers.s3(tmp_path, checked=False) as s3:
         s3.put(f"a folder/{NAME}", disk_content())
