@@ -13,6 +13,7 @@ import contextlib
 import errno
 import struct
 import threading
+import unicodedata
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final
@@ -163,11 +164,16 @@ class SmbPlace:
     def shown(self, path: str) -> str:
         return f"{self._origin}/{self._share}/{path}"
 
+    def refuse_no_name(self, path: str) -> None:
+        """NotFound, where no file on a share has that name."""
+        # A backslash would lead elsewhere: names come from images and descriptions, and must not leave the folder.
+        # Control characters and halves of surrogate pairs: a share has all others, also blanks of other scripts.
+        if "\\" in path or any(unicodedata.category(character) in ("Cc", "Cs") for character in path):
+            raise NotFound(f"{self.shown(repr(path[:200])[1:-1])} is not a name on a share", hint=_NOT_THERE_HINT)
+
     def handle(self, path: str, *, folder: bool = False) -> Open:
         """An open file or folder. NotFound, AuthFailed, Interrupted."""
-        # A backslash would lead elsewhere: names come from images and descriptions, and must not leave the folder.
-        if "\\" in path or not path.isprintable():
-            raise NotFound(f"{self.shown(repr(path[:200])[1:-1])} is not a name on a share", hint=_NOT_THERE_HINT)
+        self.refuse_no_name(path)
         tree = None
         try:
             tree = self.tree()

@@ -23,7 +23,7 @@ from smbprotocol.open import (
     ShareAccess,
 )
 
-from synvirt.errors import DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable
+from synvirt.errors import DiskReadFailed, MalformedArchive, SourceUnreachable
 from synvirt.remote import Interrupted, Remote
 from synvirt.remote.retrying import retried
 from synvirt.remote.smb import SmbPlace
@@ -160,8 +160,7 @@ def _entries(place: SmbPlace, path: str) -> list[tuple[str, int]]:
 
 
 def _handle(place: SmbPlace, path: str, access: int, disposition: int, options: int) -> Open:
-    if "\\" in path or not path.isprintable():
-        raise NotFound(f"{place.shown(repr(path[:200])[1:-1])} is not a name on a share")
+    place.refuse_no_name(path)
     handle = Open(place.tree(), path.replace("/", "\\"))
     shared = ShareAccess.FILE_SHARE_READ | ShareAccess.FILE_SHARE_WRITE | ShareAccess.FILE_SHARE_DELETE
     attributes = FileAttributes.FILE_ATTRIBUTE_NORMAL

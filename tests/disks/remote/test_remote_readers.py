@@ -185,6 +185,21 @@ def test_folders_are_listed_where_there_are_folders(nginx: servers.Nginx, samba:
     assert names(by_s3(s3), "inner") == ["inner/other"]
 
 
+def test_names_on_a_share_may_have_blanks_and_marks_of_any_script(samba: servers.Samba) -> None:
+    """Python does not call them printable; people in Japan put them between words."""
+    folder = samba.folder / "odd"
+    folder.mkdir()
+    found = ["no\u00a0break.raw", "soft\u00adhyphen.raw", "joined\u200dtogether.raw", "仮想\u3000マシン.raw"]
+    remote = servers.remote(f"{samba.url}odd/", credentials=by_smb(samba).credentials)
+    for name in found:
+        (folder / name).write_bytes(name.encode())
+    assert names(remote) == sorted(found)
+    for name in found:
+        reader = RemoteReader(remote, name)
+        assert read_all(reader) == name.encode()
+        reader.close()
+
+
 def test_a_long_list_of_s3_comes_in_pages(s3: servers.S3, monkeypatch: pytest.MonkeyPatch) -> None:
     from synvirt.remote import s3 as module
 

@@ -62,19 +62,19 @@ def test_how_it_is_spoken_to(share: Samba, kind: str) -> None:
 def test_a_folder_is_made_listed_and_removed(share: Samba) -> None:
     place = there(share)
     for _ in range(2):
-        smb_shares.make_folder(place, "Exports ü/one/whole")
-    inside = share.folder / "Exports ü" / "one" / "whole"
+        smb_shares.make_folder(place, "Exports ü\u3000/one/whole")
+    inside = share.folder / "Exports ü\u3000" / "one" / "whole"
     (inside / "Virtual Hard Disks").mkdir()
     for name in ("b.vhdx", "a.avhdx"):
         (inside / "Virtual Hard Disks" / name).write_bytes(b"x")
-    (share.folder / "Exports ü" / "other").mkdir()
-    found = ["Exports ü/one/whole/Virtual Hard Disks/a.avhdx", "Exports ü/one/whole/Virtual Hard Disks/b.vhdx"]
-    assert smb_shares.files_beneath(place, "Exports ü/one") == found
+    (share.folder / "Exports ü\u3000" / "other").mkdir()
+    found = ["Exports ü\u3000/one/whole/Virtual Hard Disks/a.avhdx", "Exports ü\u3000/one/whole/Virtual Hard Disks/b.vhdx"]
+    assert smb_shares.files_beneath(place, "Exports ü\u3000/one") == found
     for _ in range(2):
-        smb_shares.remove_folder(place, "Exports ü/one", ENDINGS)
-    assert [one.name for one in (share.folder / "Exports ü").iterdir()] == ["other"]
+        smb_shares.remove_folder(place, "Exports ü\u3000/one", ENDINGS)
+    assert [one.name for one in (share.folder / "Exports ü\u3000").iterdir()] == ["other"]
     with pytest.raises(NotFound):
-        smb_shares.files_beneath(place, "Exports ü/one")
+        smb_shares.files_beneath(place, "Exports ü\u3000/one")
 
 
 def test_a_file_that_somebody_reads_keeps_the_folder(share: Samba) -> None:
