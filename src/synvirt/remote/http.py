@@ -14,6 +14,7 @@ import http.client
 import re
 import socket
 import ssl
+import string
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Final
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin
 
 from synvirt import __version__
 from synvirt.errors import (
@@ -385,6 +386,8 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def _redirected(url: Url, location: str, asked_for: Url) -> Url:
+    # Many servers write a name as it is, in bytes, which http.client gives as Latin-1.
+    location = quote(location.encode("latin-1"), safe=string.punctuation)
     try:
         target = urls.parse(urljoin(url.origin + url.target, location))
     except ValueError as error:

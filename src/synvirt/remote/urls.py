@@ -6,6 +6,7 @@
 A signed URL is a password: its query is kept with the credentials, and is in no answer, event, log or error.
 """
 
+import string
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
@@ -17,6 +18,8 @@ PORTS: Final = {"http": 80, "https": 443, "s3": 443, "smb": 445}
 URL_MAX_CHARS: Final = 8192
 # Characters that RFC 3986 allows in a path as they are.
 _PATH_SAFE: Final = "/-_.~!$&'()*+,;=:@"
+# In a query every ASCII character stays, as it may be signed.
+_QUERY_SAFE: Final = string.punctuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +80,16 @@ def parse(text: str) -> Url:
         parts = urlsplit(text)
         port = parts.port
         host = (parts.hostname or "").encode("idna").decode("ascii")
+        path, query = (quote(part, safe=safe + "%") for part, safe in ((parts.path, _PATH_SAFE), (parts.query, _QUERY_SAFE)))
     except (ValueError, UnicodeError):
-        raise BadRequest("the URL's host or port is malformed") from None
+        raise BadRequest("the URL is malformed, or its host or port is") from None
     return _checked(
         Url(
             scheme,
             host,
             PORTS[scheme] if port is None else port,
-            quote(parts.path, safe=_PATH_SAFE + "%") or "/",
-            parts.query,
+            path or "/",
+            query,
             unquote(parts.username or ""),
             unquote(parts.password or ""),
         )

@@ -9,7 +9,7 @@ import pytest
 
 from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, SourceUnreachable, SynvirtError
 from synvirt.outgoing import Guard
-from synvirt.remote import Remote
+from synvirt.remote import Remote, urls
 from synvirt.remote.reading import RemoteReader
 from tests.contracts.readers import read_all
 from tests.servers import remote_servers as servers
@@ -217,6 +217,47 @@ def test_a_redirect_whose_target_lapses_is_asked_for_again() -> None:
         assert read_all(reader) == CONTENT
         assert redirected >= 2
         reader.close()
+
+
+@pytest.mark.parametrize(
+    ("location", "asked"),
+    [
+        ("/disk ü.raw", "/disk%20%C3%BC.raw"),
+        ("/disk.raw?name=ü&sig=a%2Fb+c==", "/disk.raw?name=%C3%BC&sig=a%2Fb+c=="),
+    ],
+)
+def test_a_redirect_may_be_written_as_people_write_it(location: str, asked: str) -> None:
+    """Servers send a name's bytes as they are; a URL has only ASCII."""
+    paths: list[str] = []
+
+    def script(request: servers.RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        paths.append(request.path)
+        if request.path.endswith(f"/{NAME}"):
+            return 302, {"Location": location.encode().decode("latin-1"), "Content-Length": "0"}, b""
+        return servers.honest(CONTENT, request)
+
+    with servers.scripted(script) as where:
+        RemoteReader(servers.remote(where), NAME).close()
+    assert paths[-1] == asked
+
+
+def test_a_query_may_have_any_letters() -> None:
+    paths: list[str] = []
+
+    def script(request: servers.RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        paths.append(request.path)
+        return servers.honest(CONTENT, request)
+
+    with servers.scripted(script) as where:
+        query = urls.parse(f"{where}{NAME}?file=ü&sig=a%2Fb+c==").query
+        RemoteReader(servers.remote(where, query=query), NAME).close()
+    assert paths[-1].endswith("?file=%C3%BC&sig=a%2Fb+c==")
+
+
+def test_a_url_with_half_a_letter_is_refused() -> None:
+    for url in ("https://nas.example/\udcff.ova", "https://nas.example/a.ova?\ud800"):
+        with pytest.raises(BadRequest, match="malformed"):
+            urls.parse(url)
 
 
 # ── certificates ─────────────────────────────────────────────────────────────────────────────────────────────────────
