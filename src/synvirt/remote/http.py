@@ -51,6 +51,9 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 # 408 Request Timeout, 425 Too Early, 429 Too Many Requests; and every 5xx.
 _PASSING: Final = frozenset({408, 425, 429})
+# What a server says of the file. Any other 4xx of a redirect's target may mean that its signature has lapsed: 403 of most
+# stores, 400 of Google's, and of S3 for keys that are lent for a while.
+_OF_THE_FILE: Final = frozenset({412, 416})
 
 # Headers for a request to `url` beside the common ones; for S3, its signature.
 Sign = Callable[[Url], Mapping[str, str]]
@@ -295,7 +298,7 @@ class HttpFile:
             headers["If-Unmodified-Since"] = self._changed
         target = self._target
         answer = self._place.ask(target, headers, asked_for=self._url)
-        if target is not self._url and answer.status in (401, 403, 404, 410):
+        if target is not self._url and 400 <= answer.status < 500 and answer.status not in _OF_THE_FILE | _PASSING:
             answer.refusal()
             answer = self._place.ask(self._url, headers, asked_for=self._url)
         self._target = answer.url
