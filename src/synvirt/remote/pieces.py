@@ -312,5 +312,10 @@ class Pieces:
             except Interrupted as error:
                 got += error.got
                 raise
+            except SourceUnreachable as error:
+                if self._closed.is_set():
+                    raise
+                # The server answered when the file was opened: it, or its name server, is restarted now.
+                raise Interrupted(error.detail) from error
 
         retried(attempt, f"{self.file.shown}, offset {start + got}", pause=self._closed.wait, moved=lambda: got)

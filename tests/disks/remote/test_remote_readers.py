@@ -1,8 +1,10 @@
 """The laws of DiskReader, and random reads, of files on real servers: nginx, S3 by moto, Samba."""
 
+import errno
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.remote import Remote, pieces
+from synvirt import outgoing
+from synvirt.errors import SourceUnreachable
+from synvirt.remote import Remote, pieces, retrying
 from synvirt.remote.pieces import Kept
 from synvirt.remote.places import connected, requested_bytes
 from synvirt.remote.reading import RemoteReader, names
@@ -301,6 +305,30 @@ def test_two_that_read_the_same_file_in_order_fetch_it_once(
         slow.result()
         assert requested_bytes(remote, "twice") == 3 * KEPT_BYTES
     large.unlink()
+
+
+def test_a_server_that_is_restarted_meanwhile_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens for some seconds. A file that is opened then fails at once, as before."""
+    monkeypatch.setattr(retrying, "PAUSES_S", (0.01,) * 3)
+    content, real, refusals = disk_content(), outgoing._dialled, iter([True] * 3)
+
+    def dialled(addresses: Sequence[str], port: int, timeout_s: float) -> socket.socket:
+        if next(refusals, False):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        return real(addresses, port, timeout_s)
+
+    with servers.scripted(lambda request: servers.honest(content, request)) as url:
+        reader = RemoteReader(servers.remote(url), NAME)
+        monkeypatch.setattr(outgoing, "_dialled", dialled)
+        assert read(reader, 2 << 20, 100_000) == content[2 << 20 :][:100_000]
+        refusals = iter([True] * 99)
+        with pytest.raises(SourceUnreachable, match="refused, 4 times in a row"):
+            read(reader, 4 << 20, 100_000)
+        reader.close()
+        refusals = iter([True] * 99)
+        with pytest.raises(SourceUnreachable, match="does not answer"):
+            RemoteReader(servers.remote(url), NAME)
+        assert len(list(refusals)) == 98
 
 
 def test_nobody_waits_for_a_reader_that_looks_here_and_there(nginx: servers.Nginx, little_kept: None) -> None:
