@@ -48,6 +48,19 @@ def mounted(images: Sequence[Path], at: Path, options: str, *made_with: str) -> 
         yield at
 
 
+@contextmanager
+def mounted_alone(image: Path, at: Path) -> Iterator[Path]:
+    """One device of a mirror, without the others: they miss what is written meanwhile."""
+    attached = subprocess.run(["losetup", "--find", "--show", image], check=True, capture_output=True, text=True)
+    with ExitStack() as left:
+        left.callback(_run, "losetup", "--detach", attached.stdout.strip())
+        # Linux knows the others by loop devices that others may have by now.
+        subprocess.run([need("btrfs", "btrfs-progs"), "device", "scan", "--forget"], check=False, capture_output=True)
+        subprocess.run(["mount", "-t", "btrfs", "-o", "degraded", attached.stdout.strip(), at], check=True)
+        left.callback(unmount, at)
+        yield at
+
+
 def grown(root: Path, seed: int, files: int = 60) -> None:
     """Files of all sizes in folders: empty and inline ones, ones that are packed well and ones that are not, holes, links."""
     chance = random.Random(seed)

@@ -12,10 +12,11 @@ from synvirt.errors import DiskReadFailed, SynvirtError, UnsupportedFormat
 from synvirt.guests.inside import superblocks
 from synvirt.guests.inside.btrfs import trees
 from synvirt.guests.inside.btrfs.subvolumes import Btrfs, Entry, Subvolume
+from synvirt.guests.inside.btrfs.trees import newest
 from synvirt.guests.inside.files import UnixFiles
 from synvirt.guests.inside.looking import facts_of
 from synvirt.sizes import MIB
-from tests.guests.btrfs_images import everything, grown, made, mounted, windows
+from tests.guests.btrfs_images import everything, grown, made, mounted, mounted_alone, windows
 from tests.guests.linux_trees import LINUX, planted
 from tests.needs import need
 
@@ -113,6 +114,24 @@ def test_profiles_of_several_devices_are_read(data: str, metadata: str, count: i
     if data == metadata == "raid0":
         with windows(images[0]) as parts, pytest.raises(DiskReadFailed, match="device 2 of it is missing"):
             read_all(next(iter(Btrfs(parts).subvolumes())))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_mirror_that_was_away_is_not_believed(order: int, tmp_path: Path) -> None:
+    """All its checksums are right, as it is what it was."""
+    images, at = [tmp_path / "image1", tmp_path / "image2"], tmp_path / "at"
+    with mounted(images, at, "noatime", "-d", "raid1", "-m", "raid1"):
+        (at / "old").write_bytes(b"old " * 5000)
+        (at / "both").write_bytes(b"then" * 5000)
+    with mounted_alone(images[1], at):
+        (at / "old").unlink()
+        (at / "both").write_bytes(b"now " * 5000)
+        grown(at, seed=4, files=20)
+        expected = everything(at)
+    with windows(*images[::order]) as parts:
+        [first, *_] = Btrfs(parts).subvolumes()
+        assert read_all(first) == expected
+        assert newest(parts) is parts[order > 0]
 
 
 def test_a_damaged_copy_of_a_block_is_read_from_the_other(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from synvirt.cage import Cage, enter
 from synvirt.errors import DiskReadFailed, SynvirtError
 from synvirt.guests.inside import linux_facts, lvm, superblocks, windows_facts
 from synvirt.guests.inside.btrfs.subvolumes import Btrfs
-from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT
+from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT, newest
 from synvirt.guests.inside.files import Files, NtfsFiles, UnixFiles
 from synvirt.guests.inside.seekable import Bytes, Window, read_at
 from synvirt.machines.partitions import starts
@@ -172,7 +172,7 @@ def opened(parts: Sequence[Bytes]) -> tuple[str, Iterator[Files]] | None:
     if _is(volume, XFS):
         return superblocks.xfs(volume), _by_library(pyfsxfs.volume(), volume)
     if _is(volume, BTRFS):
-        return superblocks.btrfs(volume), _of_btrfs(parts)
+        return superblocks.btrfs(newest(parts)), _of_btrfs(parts)
     if _is(volume, NTFS):
         found = pyfsntfs.volume()
         found.open_file_object(volume)

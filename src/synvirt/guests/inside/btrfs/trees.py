@@ -1,8 +1,8 @@
 """A Btrfs as its trees: superblock ─▶ chunks (where logical addresses lie) ─▶ blocks of a tree ─▶ items, by their keys.
 
-All profiles are read, on one device or several: of mirrors the first copy with a right checksum; of RAID 5 and 6 only the data,
-as no parity is needed while all devices are present. The log tree is not replayed: data that was synced since the last commit
-(30 s) is not seen. Checksums are checked for blocks of trees, not for contents of files.
+All profiles are read, on one device or several: of mirrors the newest copy with a right checksum; of RAID 5 and 6 only the
+data, as no parity is needed while all devices are present. The log tree is not replayed: data that was synced since the last
+commit (30 s) is not seen. Checksums are checked for blocks of trees, not for contents of files.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from synvirt.guests.inside.seekable import Bytes, read_at
 
 # Where the superblock lies, and its magic in it.
 SUPERBLOCK_AT, MAGIC_AT, MAGIC = 0x10000, 0x40, b"_BHRfS_M"
+_GENERATION_AT = 0x48
 # The most blocks and items to look at, and KiB of files: many times what a large system takes. A hostile tree leads to the same
 # block again and again.
 STEPS_MAX = 300_000
@@ -61,10 +62,11 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """`fsid`: the file system's, the same on all its devices. `root_folder`: the folder with the name of the default
-    subvolume."""
+    """`fsid`: the file system's, the same on all its devices. `generation`: the number of its last commit. `root_folder`: the
+    folder with the name of the default subvolume."""
 
     fsid: bytes
+    generation: int
     device: int
     root: Tree
     chunks: Tree
@@ -73,6 +75,11 @@ class Superblock:
     node_bytes: int
     sector_bytes: int
     checksum: int
+
+
+def newest(volumes: Sequence[Bytes]) -> Bytes:
+    """Of the devices of a file system the first of those that have its last commit."""
+    return max(volumes, key=lambda volume: int.from_bytes(read_at(volume, SUPERBLOCK_AT + _GENERATION_AT, 8), "little"))
 
 
 def superblock(volume: Bytes) -> Superblock | None:
@@ -92,6 +99,7 @@ def superblock(volume: Bytes) -> Superblock | None:
         raise DiskReadFailed(f"its blocks of {sector_bytes} and {node_bytes} bytes are none of Btrfs")
     return Superblock(
         fsid=block[0x20:0x30],
+        generation=struct.unpack_from("<Q", block, _GENERATION_AT)[0],
         device=device,
         root=Tree(root, root_level),
         chunks=Tree(chunk_root, chunk_level),
@@ -151,8 +159,10 @@ class Trees:
         found = [(block, volume) for volume in volumes if (block := superblock(volume))]
         if not found:
             raise DiskReadFailed("no Btrfs lies there")
+        # A device that was away for a while missed commits: what it has is old, and its checksums are right all the same.
+        found.sort(key=lambda one: one[0].generation, reverse=True)
         self.superblock = found[0][0]
-        self._devices = {block.device: volume for block, volume in reversed(found)}
+        self._devices = {block.device: (block.generation, volume) for block, volume in reversed(found)}
         self._steps = STEPS_MAX
         self._blocks: dict[int, bytes] = {}
         self._chunks = sorted(self._first_chunks(), key=lambda chunk: chunk.start)
@@ -214,7 +224,8 @@ class Trees:
             here = [(self._devices[device], at) for device, at in places if device in self._devices]
             if not here:
                 raise DiskReadFailed(f"device {places[0][0]} of it is missing")
-            volume, at = here[copy % len(here)]
+            here.sort(key=lambda one: one[0][0], reverse=True)
+            (_, volume), at = here[copy % len(here)]
             piece = read_at(volume, at, min(together, length - len(content)))
             if not piece:
                 raise DiskReadFailed(f"its address {logical} lies beyond the end of its device")
