@@ -2,6 +2,7 @@
 
 import re
 import tarfile
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -105,7 +106,7 @@ def test_a_guest_that_was_started_is_compared_with_its_receipt_and_one_that_was_
 def test_a_job_that_was_removed_is_not_linked(page: Page, service: Service) -> None:
     """Before, its link was answered with 404: a repair's, once the job that it repaired was removed, and all others."""
     removed, there = uuid4(), jobs.completed(service)
-    others = {"retried_by": removed, "retry_of": removed, "restarted_by": removed, "restart_of": there}
+    others: dict[str, Any] = {"retried_by": removed, "retry_of": removed, "restarted_by": removed, "restart_of": there}
     of = Repair(of=removed, check_only=True, disks=(DiskRepair(key="2000", volume="erp.raw"),))
     job_id = jobs.added(service, "erp", (State.QUEUED, 9), (State.COMPLETED, 1), repair=of, **others)
     page.goto(f"/migrations/{job_id}")

@@ -240,7 +240,8 @@ class JobView:
 
     def _there(self, job: Migration) -> set[UUID]:
         """The jobs that its page links to, except those that were removed."""
-        named = {job.retried_by, job.retry_of, job.restarted_by, job.restart_of, job.repair and job.repair.of}
+        repaired = None if job.repair is None else job.repair.of
+        named = {job.retried_by, job.retry_of, job.restarted_by, job.restart_of, repaired}
         return {one for one in named if one is not None and self._is_there(one)}
 
     def _is_there(self, job_id: UUID) -> bool:
