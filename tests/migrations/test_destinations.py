@@ -4,14 +4,21 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
+from synvirt.disks.roots import Root
 from synvirt.errors import DiskWriteFailed, InvalidPlan
 from synvirt.migrations.intake import check_plan
+from synvirt.migrations.job import volume_label
 from synvirt.model.kinds import State
+from synvirt.model.machine import Disk, VmManifest
 from synvirt.offline.browsing import inspect
+from tests.cases import cases
+from tests.fakes.offline import FakeImporter
 from tests.fakes.zfs import FakeZfs
 from tests.house import Crash, House, crash_at, offline_plan
 from tests.offline import appliances
@@ -40,6 +47,37 @@ def test_a_plan_may_name_its_destination(tmp_path: Path) -> None:
     assert (tmp_path / "archive" / job.disks[0].volume).read_bytes() == DISK
     assert list((tmp_path / "volumes").iterdir()) == []
     house.close()
+
+
+def test_no_two_disks_share_a_volume_whatever_they_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are called the same, so that their keys are added; a third is called just that."""
+    house, real = House(tmp_path), FakeImporter.inspect
+    contents = {key: key.encode() * 50_000 for key in ("k1", "k2", "k3")}
+    (folder := house.imports / "named").mkdir()
+    for key, content in contents.items():
+        (folder / f"{key}.raw").write_bytes(content)
+
+    def inspected(importer: FakeImporter, path: Path, root: Root) -> VmManifest:
+        manifest = real(importer, path, root)
+        labels = {"k1": "data", "k2": "data", "k3": "data k1"}
+        return manifest.model_copy(
+            update={"disks": tuple(disk.model_copy(update={"label": labels[disk.key]}) for disk in manifest.disks)}
+        )
+
+    monkeypatch.setattr(FakeImporter, "inspect", inspected)
+    job = house.run(house.intake.submit(offline_plan(folder)).id)
+    assert job.state is State.COMPLETED
+    assert {disk.key: (tmp_path / "volumes" / (disk.volume or "")).read_bytes() for disk in job.disks} == contents
+    house.close()
+
+
+@given(st.lists(st.tuples(*[st.text("ab ", max_size=4)] * 2), min_size=1, max_size=6, unique_by=lambda pair: pair[0]))
+@cases(100)
+def test_labels_of_volumes_differ(disks: list[tuple[str, str]]) -> None:
+    manifest = VmManifest(
+        vm_id="x", name="x", disks=tuple(Disk(key=key, label=label, capacity_bytes=1) for key, label in disks)
+    )
+    assert len({volume_label(disk, manifest) for disk in manifest.disks}) == len(disks)
 
 
 def test_one_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:

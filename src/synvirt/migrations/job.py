@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import ParamSpec, TypeVar, cast
@@ -251,6 +252,8 @@ def named(disk: Disk) -> str:
 
 
 def volume_label(disk: Disk, manifest: VmManifest) -> str:
-    """The disk's label, or label and key where two disks of the VM have the same label."""
-    alone = sum(other.label == disk.label for other in manifest.disks) == 1
-    return disk.label if alone else f"{disk.label} {disk.key}"
+    """What the disk's volume is named by: its label, or label and key where two disks of the VM have the same label. Only the
+    key, where one of these is a third disk's label: no two disks share a volume."""
+    labels = Counter(other.label for other in manifest.disks)
+    names = {other.key: other.label if labels[other.label] == 1 else f"{other.label} {other.key}" for other in manifest.disks}
+    return names[disk.key] if len(set(names.values())) == len(names) else disk.key
