@@ -183,7 +183,8 @@ class HyperV:
                 "id": f"Microsoft:{vm.id}\\aaaa", "mac": "00155D0A0B0C", "legacy": False, "connected": True,
                 "switch": "LAN", "addresses": ["192.0.2.7"], "vlan_mode": 0, "vlan": 0,
             }],
-            "services": [], "checkpoints": vm.checkpoints, "kvp": [None], "dvds": [], "fibre_channel": 0, "ports": [],
+            "services": [], "checkpoints": vm.checkpoints, "kvp": [None], "dvds": [], "floppies": [],
+            "pci": 0, "gpus": 0, "fibre_channel": 0, "ports": [],
             "drives": self._drives(vm), **vm.extra,
         }  # fmt: skip
 

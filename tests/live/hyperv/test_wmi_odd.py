@@ -44,7 +44,8 @@ RIGHT: dict[str, Any] = {
         }],
         "services": [{"id": "Microsoft:a\\b", "name": "VSS", "enabled": True, "status": 2}],
         "checkpoints": [{"id": "c", "name": "before", "created": "2026-01-02T03:04:05Z"}],
-        "kvp": [None], "dvds": ["D:\\x.iso"], "fibre_channel": 0, "ports": ["COM1"], "drives": [DRIVE],
+        "kvp": [None], "dvds": ["D:\\x.iso"], "floppies": ["D:\\x.vfd"], "pci": 1, "gpus": 1,
+        "fibre_channel": 0, "ports": ["COM1"], "drives": [DRIVE],
     },
     "state": {
         "state": 3, "status": "None", "version": "9.0", "changed": "2026-01-02T03:04:05Z", "checkpoint_type": 3,

@@ -177,6 +177,9 @@ class Machine(TypedDict):
     checkpoints: list[Checkpoint]
     kvp: list[Text]
     dvds: list[Text] | None
+    floppies: NotRequired[list[Text] | None]
+    pci: NotRequired[Maybe]
+    gpus: NotRequired[Maybe]
     fibre_channel: Maybe
     ports: list[str] | None
     drives: list[Drive]

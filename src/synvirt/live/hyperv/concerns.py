@@ -48,10 +48,14 @@ def of_machine(found: Mapping[str, Any], guest: GuestOs) -> Iterator[Concern]:
         yield shared.dynamic_memory(*sizes)
     if int(found["fibre_channel"] or 0):
         yield shared.passthrough_device("Fibre Channel by its name")
+    # Recordings of older versions have neither.
+    for key, what in (("pci", "a PCI Express device"), ("gpus", "a GPU")):
+        if count := int(found.get(key) or 0):
+            yield shared.passthrough_device(what if count == 1 else f"{what} ({count} times)")
     if found["ports"]:
         yield shared.left_out([clean(f"{port}: a named pipe of the host") for port in found["ports"][:8]])
-    if found["dvds"]:
-        yield shared.removable_media_left_out(tuple(clean(PureWindowsPath(str(one)).name) for one in found["dvds"][:8]))
+    if media := [*(found["dvds"] or ()), *(found.get("floppies") or ())]:
+        yield shared.removable_media_left_out(tuple(clean(PureWindowsPath(str(one)).name) for one in media[:8]))
     if not found["drives"]:
         yield shared.no_disks()
     if int(found["state"]) in SAVED_STATES:

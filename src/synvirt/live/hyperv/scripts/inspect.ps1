@@ -31,6 +31,11 @@ $services = @(Get-VMIntegrationService -VM $vm | ForEach-Object -Process {
 $checkpoints = @(Get-VMSnapshot -VM $vm -SnapshotType Standard | ForEach-Object -Process {
         @{ id = $_.Id.ToString(); name = $_.Name; created = $_.CreationTime.ToUniversalTime().ToString('o') }
     })
+# Windows Server 2012 R2 has neither, 2016 no parts of GPUs.
+$pci = @()
+if (Get-Command -Name Get-VMAssignableDevice -ErrorAction SilentlyContinue) { $pci = @(Get-VMAssignableDevice -VM $vm) }
+$gpus = @()
+if (Get-Command -Name Get-VMGpuPartitionAdapter -ErrorAction SilentlyContinue) { $gpus = @(Get-VMGpuPartitionAdapter -VM $vm) }
 $kvp = Get-CimAssociatedInstance -InputObject $system -ResultClassName Msvm_KvpExchangeComponent | Select-Object -First 1
 ConvertTo-SynVirtAnswer -Value @{
     id = $vm.Id.ToString(); bios_guid = [string]$realized.BIOSGUID; bios_serial = [string]$realized.BIOSSerialNumber
@@ -42,6 +47,8 @@ ConvertTo-SynVirtAnswer -Value @{
     firmware = $firmware; security = $security; nics = $nics; services = $services; checkpoints = $checkpoints
     kvp = @($kvp.GuestIntrinsicExchangeItems)
     dvds = @(Get-VMDvdDrive -VM $vm | Where-Object -Property Path | ForEach-Object -Process { [string]$_.Path })
+    floppies = @($vm.FloppyDrive | Where-Object -Property Path | ForEach-Object -Process { [string]$_.Path })
+    pci = $pci.Count; gpus = $gpus.Count
     fibre_channel = @($vm.FibreChannelHostBusAdapters).Count
     ports = @(@($vm.ComPort1, $vm.ComPort2) | Where-Object -Property Path | ForEach-Object -Process { [string]$_.Name })
     drives = @(Get-SynVirtDrive -Drives (Get-VMHardDiskDrive -VM $vm))
