@@ -70,6 +70,12 @@ def vmware_serial(uuid: str | None, settings: Mapping[str, str]) -> str | None:
     return f"VMware-{_pairs(digits[:16])}-{_pairs(digits[16:])}"
 
 
+def ahv_serial(vm_id: str, bios_uuid: str | None) -> str | None:
+    """AHV starts QEMU with the VM's id in capital letters (`-uuid b329c3cb-… -smbios type=1,manufacturer=Nutanix,product=AHV,
+    serial=B329C3CB-…`). None, where the guest sees another UUID than that: which of the two it then is, no source says."""
+    return vm_id.upper() if re.fullmatch(r"[0-9a-f-]{36}", vm_id) and bios_uuid in (None, vm_id) else None
+
+
 def vmware_left_out(settings: Mapping[str, str]) -> Iterator[str]:
     """The settings of VMware's SMBIOS that the guest does not have here: values of its own, or of its host, which licences of a
     maker ask for. `settings`: as for `vmware_serial`."""

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from synvirt.live import VmRow
 from synvirt.live.nutanix.prism import dig, listed, number, text
 from synvirt.live.nutanix.ways import Way
+from synvirt.machines import smbios
 from synvirt.machines.boot_order import by_bus
 from synvirt.machines.concerns import removable_media_left_out, settings_left_out
 from synvirt.machines.texts import clean, uuid_of
@@ -260,6 +261,7 @@ def manifest(vm: FoundVm, way: Way) -> VmManifest:
         vm_id=vm.id,
         name=vm.name,
         uuid=uuid_of(vm.bios_uuid) or vm.id,
+        serial=smbios.ahv_serial(vm.id.lower(), uuid_of(vm.bios_uuid)),
         host=vm.host,
         power_state=vm.power,
         firmware="uefi" if vm.uefi else "bios",

@@ -44,6 +44,14 @@ def test_a_guest_keeps_the_uuid_that_it_sees(cluster: Prisms, which: str) -> Non
     vm = machine(cluster, bios_uuid="967df1ba-2c00-4998-9f1b-d60bcc0c4b90")
     found = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
     assert (found.uuid, found.vm_id) == (vm.bios_uuid, vm.id)
+    assert found.serial is None, "which of the two UUIDs it is, no source says"
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
+def test_a_guest_keeps_the_serial_number_that_it_sees(cluster: Prisms, which: str) -> None:
+    """AHV gives it the VM's id, in capital letters."""
+    vm = machine(cluster)
+    assert ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id)).serial == vm.id.upper()
 
 
 def test_settings_that_the_guest_does_not_have_here_are_named() -> None:
