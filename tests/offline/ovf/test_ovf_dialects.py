@@ -50,6 +50,39 @@ def test_ovftool() -> None:
     assert concern_ids(vm) >= {"disk-independent:vmdisk2", "uefi-state-lost", "secure-boot", "tpm"}
 
 
+@pytest.mark.parametrize(
+    ("policy", "serial", "named"),
+    [
+        ("", None, None),
+        ("<SerialNumberPolicy>0</SerialNumberPolicy>", None, "its host's serial number"),
+        ("<SerialNumberPolicy>1</SerialNumberPolicy>", "5f0d7c4e-28c0-44a6-9d0d-3a1cf5a0e0a7", None),
+        ("<SerialNumberPolicy>2</SerialNumberPolicy><CustomSerialNumber>AB 7</CustomSerialNumber>", "AB 7", None),
+        ("<TimeZone>Europe/Berlin</TimeZone>", None, "a clock in Europe/Berlin"),
+        ("<TimeZone>Etc/GMT</TimeZone>", None, None),
+    ],
+)
+def test_ovirts_serial_number_is_the_hosts_the_vms_id_or_a_given_one(
+    policy: str, serial: str | None, named: str | None
+) -> None:
+    vm = edited("ovirt", ("<VmType>1<", f"{policy}<VmType>1<"))
+    assert vm.serial == serial
+    found = [one.assessment for one in vm.concerns if one.id == "settings-not-taken-over"]
+    assert found == ([f"The VM has settings that it does not have here: {named}."] if named else [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("<IsReadOnly>false<", "<IsReadOnly>true<", "can only be read"),
+        ('ovf:read-only="false"', 'ovf:read-only="true"', "can only be read"),
+        ("<IsPlugged>true<", "<IsPlugged>false<", "is not plugged in"),
+    ],
+)
+def test_a_disk_that_its_guest_may_not_write_or_does_not_have_is_named(old: str, new: str, named: str) -> None:
+    vm = edited("ovirt", (old, new))
+    assert any(f"here: rhel8_Disk1 {named}." in one.assessment for one in vm.concerns)
+
+
 def test_vmware_boot_order_names_items_not_places() -> None:
     assert {disk.key: disk.boot_order for disk in manifest("ovftool").disks} == {"vmdisk1": 2, "vmdisk2": 1}
 

@@ -34,7 +34,7 @@ def described(parsed: Parsed, data: bytes) -> Description:
     declared_encoding = wrong_encoding(data)
     if declared_encoding is not None:
         disk_concerns.append(concerns.wrong_encoding(declared_encoding))
-    manifest = _manifest(root, system, parsed.hardware, disks, disk_concerns)
+    manifest = _manifest(root, system, parsed.hardware, disks, disk_concerns, said_of_disks=_said_of_disks(parsed, disks))
     return Description(manifest, ovf_traits.states_firmware(system, parsed.hardware))
 
 
@@ -86,6 +86,19 @@ def _attached(parsed: Parsed, boot_items: list[str]) -> tuple[tuple[Disk, ...], 
     return tuple(disks.values()), found
 
 
+def _said_of_disks(parsed: Parsed, disks: tuple[Disk, ...]) -> list[str]:
+    """What a disk there is, and here not: only read, or taken out of its guest while it stays the VM's."""
+    labels = {disk.key: disk.label for disk in disks}
+    said = []
+    for item, disk in parsed.attached():
+        label = labels[disk.key]
+        if disk.read_only or (item is not None and item.read_only):
+            said.append(f"{label} can only be read")
+        if item is not None and not item.plugged:
+            said.append(f"{label} is not plugged in")
+    return list(dict.fromkeys(said))
+
+
 def _boot_order(item: Attachment | None, disk: Declared, boot_items: list[str]) -> int | None:
     if item is not None and item.instance in boot_items:
         return boot_items.index(item.instance) + 1
@@ -111,7 +124,13 @@ def _uuid_reversed_for(machine: Element | None, hardware: Hardware) -> smbios.Fa
 
 
 def _manifest(
-    root: Element, system: Element, hardware: Hardware, disks: tuple[Disk, ...], disk_concerns: list[Concern]
+    root: Element,
+    system: Element,
+    hardware: Hardware,
+    disks: tuple[Disk, ...],
+    disk_concerns: list[Concern],
+    *,
+    said_of_disks: list[str],
 ) -> VmManifest:
     machine = child(system, "Machine")  # VirtualBox puts its own description of the VM beside OVF's
     uefi, secure_boot = ovf_traits.firmware(root, system, machine, hardware)
@@ -128,7 +147,12 @@ def _manifest(
     if reaches := [*reaching.vmware(hardware.settings), *reaching.virtualbox(machine), *hardware.ports]:
         found.append(concerns.left_out(reaches))
     windows = guest.family == "windows"
-    if settings := [*smbios.vmware_left_out(hardware.settings), *virtualbox.settings_left_out(machine, windows=windows)]:
+    if settings := [
+        *smbios.vmware_left_out(hardware.settings),
+        *virtualbox.settings_left_out(machine, windows=windows),
+        *ovf_traits.ovirt_left_out(system, windows=windows),
+        *said_of_disks,
+    ]:
         found.append(concerns.settings_left_out(list(map(clean, settings))))
     if ovf_traits.is_paravirtualised(hardware):
         found.append(concerns.paravirtualised())
@@ -141,6 +165,7 @@ def _manifest(
         uuid=uuid_of(*virtualbox.identities(machine), hardware.settings.get("uuid.bios", ""), attribute(system, "id")),
         uuid_reversed_for=_uuid_reversed_for(machine, hardware),
         serial=virtualbox.serial(machine)
+        or ovf_traits.ovirt_serial(system)
         or smbios.vmware_serial(uuid_of(hardware.settings.get("uuid.bios", "")), hardware.settings),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,

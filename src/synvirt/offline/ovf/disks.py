@@ -65,6 +65,7 @@ class Declared(NamedTuple):
     bus: "DiskBus | None"
     boot: bool
     shared: bool
+    read_only: bool
     is_cd: bool
     source: DiskSource
 
@@ -156,6 +157,7 @@ def _disk(element: Element, files: Mapping[str, FileReference], properties: Mapp
         bus=_OVIRT_INTERFACES.get(attribute(element, "disk-interface").lower()),
         boot=attribute(element, "boot").lower() == "true",
         shared=attribute(element, "shareable").lower() == "true",
+        read_only=attribute(element, "read-only").lower() == "true",
         is_cd=any(word in uri for word in _CD_IMAGES),
         source=DiskSource(file, attribute(element, "parentRef"), declared, is_lun),
     )

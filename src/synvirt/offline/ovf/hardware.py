@@ -58,6 +58,8 @@ class Attachment(NamedTuple):
     name: str
     mode: str
     boot_order: int | None
+    read_only: bool = False
+    plugged: bool = True
 
 
 class Adapter(NamedTuple):
@@ -206,6 +208,8 @@ def _attachment(item: Element, controllers: dict[str, _Controller]) -> Attachmen
         name=_element_name(item),
         mode=_settings(item).get("backing.diskmode", ""),
         boot_order=int(order) if _is_small_number(order) and order != "0" else None,
+        read_only=text(item, "IsReadOnly").lower() == "true" or connection.get("mode") in ("r", "ro"),
+        plugged=text(item, "IsPlugged").lower() != "false",
     )
 
 

@@ -1,13 +1,18 @@
 """Traits of a machine in the words of OVF exporters: the standard has no words for firmware, PV guests or MAC addresses."""
 
 import re
+from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
-from synvirt.machines.texts import is_true
+from synvirt.machines.smbios import serial_of
+from synvirt.machines.texts import is_true, uuid_of
 from synvirt.model.machine import Nic
 from synvirt.offline.ovf.hardware import Hardware
 from synvirt.offline.vbox import machine as virtualbox
 from synvirt.xml_document import attribute, child, text
+
+# oVirt's names of the zone in which most guests' clocks are.
+_UTC = frozenset({"Etc/GMT", "GMT Standard Time", "UTC", "Etc/UTC"})
 
 
 def is_paravirtualised(hardware: Hardware) -> bool:
@@ -44,6 +49,27 @@ def states_firmware(system: Element, hardware: Hardware) -> bool:
     """VirtualBox omits BIOS, its default, in its own part; the standard has no word for firmware."""
     stated = "firmware" in hardware.settings or "firmware=" in hardware.settings.get("hvm_boot_params", "").lower()
     return stated or bool(text(system, "BiosType")) or child(system, "Machine") is not None
+
+
+def ovirt_serial(system: Element) -> str | None:
+    """oVirt's policies for the serial number: 0 is the host's, 1 the VM's id, 2 one that a person gave. Without one the
+    cluster's counts, which the file does not have."""
+    match text(system, "SerialNumberPolicy"):
+        case "1":
+            return uuid_of(attribute(system, "id"))
+        case "2":
+            return serial_of(text(system, "CustomSerialNumber"))
+    return None
+
+
+def ovirt_left_out(system: Element, *, windows: bool) -> Iterator[str]:
+    """What a guest of oVirt has and not here: its host's serial number, and a clock in a zone, where here a Windows has the
+    local time and no other guest."""
+    if text(system, "SerialNumberPolicy") == "0":
+        yield "its host's serial number"
+    zone = text(system, "TimeZone")
+    if zone and (windows or zone not in _UTC):
+        yield f"a clock in {zone}"
 
 
 def nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:
