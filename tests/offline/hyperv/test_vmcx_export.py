@@ -157,6 +157,16 @@ def test_network_cards_with_static_dynamic_and_no_address_yet() -> None:
     ]
 
 
+def test_cards_with_a_vlan_are_named() -> None:
+    """Here the network decides on VLANs: a guest in one would be in the network of the host's own."""
+    features = {"Feature_C885BFD1-ABB7-418F-8163-9F379C9F7166": {"Flags": 0}}
+    vlan = {"Feature_952C5004-4465-451C-8CB8-FA9AB382B773": {"Flags": 0}}
+    adapters = [ethernet(Connection={"AltSwitchName": "LAN", **more}) for more in (features, features | vlan)]
+    tree = configuration({"ide0:0": "C:\\a.vhdx"}, adapters=tuple(adapters))
+    (found,) = [one for one in parsed(tree).concerns if one.id == "settings-not-taken-over"]
+    assert found.assessment == "The VM has settings that it does not have here: VLAN settings of adapter1 (LAN)."
+
+
 def test_a_disc_in_a_drive_is_left_out_and_an_empty_drive_is_nothing() -> None:
     drives = {"ide1:0": drive("D:\\iso\\install.iso", "ISO"), "scsi0:1": drive("", "ISO"), "scsi0:2": drive("")}
     vm = described(drives=drives)

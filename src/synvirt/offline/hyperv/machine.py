@@ -28,6 +28,9 @@ BIOS, IDE = "ac6b8dc1-3257-4a70-b1b2-a9c9215659ad", "83f8638b-8dca-4152-9eda-2ca
 SCSI, ETHERNET = "d422512d-2bf2-4752-809d-7b82b5fcb1b4", "2fc216b0-d2e2-4967-9b6d-b8a5c9ca2778"
 # Devices of the host that a machine may have: PCI Express (DDA), a part of a GPU, named Fibre Channel.
 _PASSED = {"2fcc454e-a36a-4c77-bb5e-a2d75a51f02c": "a PCI Express device", "99dcd00c-fbd6-42d3-9dfd-1b5ad7058f61": "a GPU"}
+# The VLAN of a card, a feature of its connection (Msvm_EthernetSwitchPortVlanSettingData): there only if one was set. Its
+# values are bytes that no page describes.
+_VLAN = "feature_952c5004-4465-451c-8cb8-fa9ab382b773"
 _FIBRE_CHANNEL = re.compile(r"fib(re|er) ?channel", re.IGNORECASE)
 # A drive holds the file of a disk, nothing, or something other than a hard disk; with any other type a disk of the host.
 _FILE, _EMPTY, _REMOVABLE = "VHD", frozenset({"", "NONE"}), frozenset({"ISO", "DVD", "CD", "VFD", "FLOPPY"})
@@ -240,9 +243,18 @@ def _concerns(configuration: Tree, devices: list[_Device], security: Tree) -> li
         found.append(concerns.hardware_incomplete("memory"))
     if _number(configuration, "settings", "processors", "count") is None:
         found.append(concerns.hardware_incomplete("processors"))
+    if vlans := list(_vlans(devices)):
+        found.append(concerns.settings_left_out(vlans))
     if reaches := reaching.hyperv(configuration):
         found.append(concerns.left_out(reaches))
     return found
+
+
+def _vlans(devices: list[_Device]) -> Iterator[str]:
+    for number, device in enumerate(_adapters(devices)):
+        if any(key.lower() == _VLAN for key in _node(device.keys, "Connection")):
+            nic = _nic(number, device)
+            yield f"VLAN settings of {nic.key} ({nic.network or 'no switch'})"
 
 
 def _memory(configuration: Tree) -> tuple[int, list[Concern]]:
