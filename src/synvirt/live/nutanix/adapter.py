@@ -263,6 +263,7 @@ class PrismApi:
             case "nfs":
                 return self._snapshots().take(vm, name, disks)
             case "iscsi":
+                self._making.note_on(name, "points")
                 ref = self._volumes().take(vm, name, disks)
                 return ref.model_copy(update={"id": f"{ref.id} {name}"})
             case "image":
@@ -314,8 +315,13 @@ class PrismApi:
         self._making.await_end(name, self._maker().host, self._maker().is_over)
         self._images().cleanup(name)
         if self._central is not None:
-            with suppress(Absent):  # a Prism Central without them has none of ours
+            try:
                 self._volumes().cleanup(name)
+            except Absent as error:
+                # A Prism Central without them has none of ours, unless it had them before.
+                if self._making.is_on(name, "points"):
+                    raise SourceUnreachable(error.detail, hint="the recovery point is removed once it serves them") from error
+            self._making.forget_on(name, "points")
         if self._element is not None:
             self._snapshots().cleanup(vm_id, name)
         if self._central is not None:

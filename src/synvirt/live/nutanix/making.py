@@ -19,7 +19,8 @@ from synvirt.live.nutanix.element import pauses
 # How long a cleanup waits for what is still being made. Its caller tries again later.
 MAKING_S: Final = 30.0
 
-Which = Literal["central", "element"]
+# `points`: the part of Prism Central that has recovery points and volume groups.
+Which = Literal["central", "element", "points"]
 
 
 class Making:
@@ -47,16 +48,16 @@ class Making:
         self._path(name).unlink(missing_ok=True)
 
     def note_on(self, name: str, which: Which) -> None:
-        """Notes that the snapshot of that name is, or will be, on that Prism. Durable on return."""
+        """Notes that the snapshot of that name is, or will be, there. Durable on return."""
         self._folder.mkdir(parents=True, exist_ok=True)
         put_private_file(self._path(name, f"on-{which}"), b"")
 
     def is_on(self, name: str, which: Which) -> bool:
-        """Whether a part of the snapshot of that name may be on that Prism, by the notes."""
+        """Whether a part of the snapshot of that name may be there, by the notes."""
         return self._path(name, f"on-{which}").exists()
 
     def forget_on(self, name: str, which: Which) -> None:
-        """Call it once nothing of the snapshot of that name is on that Prism."""
+        """Call it once nothing of the snapshot of that name is there."""
         self._path(name, f"on-{which}").unlink(missing_ok=True)
 
     def _path(self, name: str, what: str = "making") -> Path:

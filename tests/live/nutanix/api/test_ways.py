@@ -236,6 +236,18 @@ def test_a_snapshot_on_a_prism_element_that_lists_none_now_is_owed(by_nfs: Prism
     assert by_nfs.names() == []
 
 
+def test_a_recovery_point_on_a_prism_central_that_serves_no_volumes_now_is_owed(by_iscsi: Prisms, tmp_path: Path) -> None:
+    """One of its services starts later than the others: its recovery points and volume groups are there all the same."""
+    vm, name, access = machine(by_iscsi), "synvirt-a-1", by_iscsi.access(transport="iscsi", folder=tmp_path / "adapter")
+    ask(access, lambda adapter: adapter.snapshot(vm.id, name))
+    by_iscsi.fault("central .* /api/volumes/", "404", times=1000)
+    with pytest.raises(SourceUnreachable, match="serves no v4 API of volumes"):
+        ask(access, lambda adapter: adapter.cleanup(vm.id, name))
+    by_iscsi.faults.clear()
+    ask(access, lambda adapter: adapter.cleanup(vm.id, name))
+    assert (by_iscsi.names(), list((tmp_path / "adapter").iterdir())) == ([], [])
+
+
 class Killed(BaseException):
     pass
 
