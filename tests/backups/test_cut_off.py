@@ -67,6 +67,9 @@ def test_a_run_that_a_lost_lease_cut_off_stops_at_once_and_goes_on_once_the_leas
     assert left.status not in ENDS
     with pytest.raises(BackupConflict, match="lost its lease"):
         house.backups.run_job(other.id)
+    house.backups.not_renewed = lambda: PersistFailed("database or disk is full")
+    with pytest.raises(PersistFailed, match="disk is full"):  # as other requests are answered: it is what can be mended
+        house.backups.run_job(other.id)
     house.guests.gate = lambda: None
     house.backups.resume()
     found = house.ended(run)

@@ -175,6 +175,21 @@ def test_a_database_that_is_away_for_a_while_costs_nothing(store: Store, kept: K
     assert kept.did == []
 
 
+def test_why_a_lease_is_not_renewed_is_known_until_it_is(store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> bool:
+        raise PersistFailed("the store failed: database or disk is full", hint="free some")
+
+    assert kept.lease.failure() is None
+    with monkeypatch.context() as during:
+        during.setattr(store.hosts, "renew", full)
+        kept.lease.renew()
+    failure = kept.lease.failure()
+    assert failure is not None
+    assert (failure.detail, failure.hint) == ("the store failed: database or disk is full", "free some")
+    kept.lease.renew()
+    assert kept.lease.failure() is None
+
+
 class FourLooks(threading.Event):
     """Both what wakes a thread and what ends it: it ends before its fourth look. `pauses`: the waits for each, in seconds of a
     lease of LEASE_S."""

@@ -98,11 +98,12 @@ class Runs:
         *,
         host: str,
         at_once: int = RUNS_AT_ONCE,
+        lease_lost: Callable[[], SynvirtError],
         memory: Memory,
         ledger: Ledger,
         kept: Kept,
     ) -> None:
-        self._rows, self._kinds, self._host = rows, kinds, host
+        self._rows, self._kinds, self._host, self._lease_lost = rows, kinds, host, lease_lost
         self._memory, self._ledger, self._kept = memory, ledger, kept
         # A restore or a boot test does not wait for the backups of a night.
         self._turns, self._urgent = Turns(at_once), Turns(at_once)
@@ -257,12 +258,12 @@ class Runs:
     # ── executing runs ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, run: BackupRun, *, with_: tuple[Row, ...] = ()) -> BackupRun:
-        """Call it with the lock held. `with_`: rows written together with the run. BackupConflict, if the service stops, or has
-        lost its lease."""
+        """Call it with the lock held. `with_`: rows written together with the run. BackupConflict, if the service stops. What
+        `lease_lost` gives, if it has lost its lease."""
         if self._closing:
             raise BackupConflict("the service is being stopped")
         if self._paused:
-            raise BackupConflict("this host has lost its lease", hint="see the list of hosts; it gets a new lease by itself")
+            raise self._lease_lost()
         if not self._started:
             self._started = True
             self._runner.start()

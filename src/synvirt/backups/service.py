@@ -67,7 +67,8 @@ class Backups:
     """`exports` and `export_roots`: the folders that exports may be written to. `restore_host`: where guests are restored.
     `guest_id`: the id of the guest with a name or UUID; BackupNotFound, if there is none. `forget_job`: removes what is kept of
     guests for a job's next run. `working`: the workers that copy. `journals`: see BackingUp. `limits`: how many runs of all
-    hosts copy at once; None: no limit. `offers`: what this host stores for others."""
+    hosts copy at once; None: no limit. `offers`: what this host stores for others. `not_renewed`: the
+    failure of the store that keeps this host from having a lease."""
 
     def __init__(
         self,
@@ -85,8 +86,9 @@ class Backups:
         journals: Path | None = None,
         limits: Limits | None = None,
         offers: Offers | None = None,
+        not_renewed: Callable[[], SynvirtError | None] = lambda: None,
     ) -> None:
-        self.offers = offers or Offers()
+        self.offers, self.not_renewed = offers or Offers(), not_renewed
         self.repositories, self._forget_job, self._guest_id = repositories, forget_job, guest_id
         self._working, self._limits = working or Working(), limits
         self.points, self._memory = Points(rows, host=host), Memory(rows, host=host)
@@ -132,6 +134,7 @@ class Backups:
             self._kinds.all(),
             host=host,
             at_once=RUNS_AT_ONCE if limits is None else limits.per_host,
+            lease_lost=self._lease_lost,
             memory=self._memory,
             ledger=self._restoring.ledger,
             kept=self._restoring.kept,
@@ -155,6 +158,10 @@ class Backups:
         """This host has lost its lease: on return none of its runs goes on, and none begins."""
         self._pauses += 1
         self.runs.pause()
+
+    def _lease_lost(self) -> SynvirtError:
+        lost = BackupConflict("this host has lost its lease", hint="see the list of hosts; it gets a new lease by itself")
+        return self.not_renewed() or lost
 
     def resume(self) -> None:
         """The lease is held again. Returns at once: the runs continue as soon as the interrupted ones have ended."""

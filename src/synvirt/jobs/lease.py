@@ -90,6 +90,7 @@ class HostLease:
         self._fence: Fence | None = None
         self._renewed_at = self._held_since = 0.0
         self._held = False
+        self._failure: PersistFailed | None = None
         self._ending = threading.Event()
         # Each wakes one of the threads.
         self._renewal_due, self._look_due = threading.Event(), threading.Event()
@@ -108,6 +109,11 @@ class HostLease:
     def held_for_s(self) -> float:
         """For how many seconds the lease has been held without a break."""
         return self._clock() - self._held_since if self._held else 0.0
+
+    def failure(self) -> PersistFailed | None:
+        """Why the lease was not renewed the last time that this was tried: the store failed. None: it did not."""
+        failure = self._failure
+        return None if failure is None else PersistFailed(failure.detail, hint=failure.hint)
 
     @property
     def valid_until(self) -> float:
@@ -156,6 +162,7 @@ class HostLease:
             return True
         except PersistFailed as error:
             log.warning("the lease is not renewed", host=self._host, cause=error.detail)
+            self._failure = error
             return False
         with self._turning:
             if self._ending.is_set():
@@ -166,10 +173,11 @@ class HostLease:
                     self._begin_epoch()
                 except PersistFailed as error:
                     log.warning("no new lease yet", host=self._host, cause=error.detail)
+                    self._failure = error
                     return False
             elif self._clock() >= self.valid_until:
                 self._lose(self._not_renewed)
-            self._renewed_at = asked_at
+            self._renewed_at, self._failure = asked_at, None
             if not self._held:
                 self._held, self._held_since = True, self._clock()
                 log.warning("the lease is held again: jobs go on", host=self._host)

@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from synvirt.backups.service import Backups
     from synvirt.jobs.inspecting.looking import CagedLooking
+    from synvirt.jobs.lease import HostLease
     from synvirt.migrations.rooms import Rooms
     from synvirt.settings import Settings
     from synvirt.store import Store
 
 
-def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms", looking: "CagedLooking") -> "Backups":
+def make_backups(
+    stack: ExitStack,
+    settings: "Settings",
+    store: "Store",
+    rooms: "Rooms",
+    *,
+    looking: "CagedLooking",
+    lease: "HostLease",
+) -> "Backups":
     """The backups of this host, with runs and schedule started; `stack` ends them."""
     from synvirt.backups.authors import Authors
     from synvirt.backups.limits import Limits
@@ -52,6 +61,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
         working=Working(rooms.workers, threads=settings.copy_threads),
         journals=settings.data_dir / "backups",
         offers=offers_of(settings, points),
+        not_renewed=lease.failure,
         limits=Limits(
             rooms.slots,
             settings.host_id,

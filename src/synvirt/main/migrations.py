@@ -9,7 +9,7 @@ from synvirt.main.destinations import make_destinations
 if TYPE_CHECKING:
     from synvirt.jobs.board import Board
     from synvirt.jobs.inspecting.looking import CagedLooking
-    from synvirt.jobs.lease import Pausable
+    from synvirt.jobs.lease import HostLease, Pausable
     from synvirt.keyring import Keyring
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.hosts.about import AboutHost
@@ -40,7 +40,7 @@ def make_sources(settings: "Settings", store: "Store", keyring: "Keyring") -> "S
 
 def make_engine(
     stack: ExitStack, settings: "Settings", rooms: "Rooms", about: "AboutHost", *, sources: "Sources", secrets: "JobSecrets"
-) -> "tuple[Engine, list[Pausable], TakingOver]":
+) -> "tuple[Engine, list[Pausable], TakingOver, HostLease]":
     """The engine, not started yet. From now on this process writes to the store under its host's lease, and the kinds of jobs
     in the list run while it holds the lease. Conflict, where another process has it."""
     from synvirt.jobs.lease import HostLease, Pausable, Together
@@ -63,7 +63,7 @@ def make_engine(
         secrets=secrets,
         on_host_lost=settings.on_host_lost,
     )
-    return engine, kinds, taking_over
+    return engine, kinds, taking_over, lease
 
 
 def make_intake(

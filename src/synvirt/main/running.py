@@ -101,14 +101,14 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             memory_overcommit=settings.memory_overcommit,
             cpu_overcommit=settings.cpu_overcommit,
         )
-        engine, kinds, taking_over = make_engine(stack, settings, rooms, about, sources=sources, secrets=secrets)
+        engine, kinds, taking_over, lease = make_engine(stack, settings, rooms, about, sources=sources, secrets=secrets)
         removal = make_removal(stack, rooms, settings)
         intake = make_intake(store, board, settings, rooms, engine, secrets=secrets, removal=removal, taking_over=taking_over)
         rehearsing, rehearsals = make_rehearsals(settings, rooms, engine)
         fleet, carrying = make_fleet(stack, settings, rooms, intake, about, sources=sources, keyring=keyring)
         checkup = Checkup(settings)
         checkup.begin()
-        backups = make_backups(stack, settings, store, rooms, looking)
+        backups = make_backups(stack, settings, store, rooms, looking=looking, lease=lease)
         kinds += [rehearsals, carrying, backups]
         app = create_app(
             intake,
