@@ -124,6 +124,15 @@ def test_a_single_byte_is_found_in_its_sector(size: int, at: float) -> None:
     assert found == where // 512 * 512
 
 
+@given(sizes=st.tuples(st.integers(1, 5000), st.integers(1, 9000)), zeros=st.integers(0, 9000))
+@cases(100)
+def test_the_sector_is_one_of_the_disk_wherever_the_shorter_one_ends(sizes: tuple[int, int], zeros: int) -> None:
+    """A file of raw bytes may end within a sector; behind it the other one is compared with zeros."""
+    shorter = bytearray(b"\1" * sizes[0])
+    longer = bytearray(b"\1" * sizes[0] + bytes(zeros) + b"\2" * sizes[1])
+    assert first_difference(Bytes(shorter), Bytes(longer)) == (sizes[0] + zeros) // 512 * 512
+
+
 class Bytes:
     max_readers = 64
 

@@ -47,7 +47,8 @@ def first_difference(
         if piece.second:
             second.read_into(piece.start, two)
         both = piece.first and piece.second
-        differs = _first_differing(one, two) if both else _first_non_zero(one if piece.first else two)
+        within = piece.start % SECTOR_BYTES
+        differs = _first_differing(one, two, within) if both else _first_non_zero(one if piece.first else two, within)
         return None if differs is None else piece.start + differs
 
     at_once = min(first.max_readers, second.max_readers)
@@ -107,22 +108,24 @@ class _Data:
         return _NEVER if now is None else now.end if now.start <= at else now.start
 
 
-def _first_differing(one: memoryview, two: memoryview) -> int | None:
-    return _first_sector(len(one), lambda start, end: equal(one[start:end], two[start:end]))
+def _first_differing(one: memoryview, two: memoryview, within: int) -> int | None:
+    return _first_sector(len(one), within, lambda start, end: equal(one[start:end], two[start:end]))
 
 
-def _first_non_zero(view: memoryview) -> int | None:
-    return _first_sector(len(view), lambda start, end: is_zero(view[start:end]))
+def _first_non_zero(view: memoryview, within: int) -> int | None:
+    return _first_sector(len(view), within, lambda start, end: is_zero(view[start:end]))
 
 
-def _first_sector(length: int, as_it_should_be: Callable[[int, int], bool]) -> int | None:
-    """The first wrong sector of a piece: the whole piece is compared, and halved where it is wrong."""
+def _first_sector(length: int, within: int, as_it_should_be: Callable[[int, int], bool]) -> int | None:
+    """Where the first wrong sector of a piece begins: the whole piece is compared, and halved where it is wrong. A piece that
+    begins `within` bytes behind the beginning of a sector, as a file ended there, may begin with the rest of a wrong one: the
+    answer is negative then."""
     if as_it_should_be(0, length):
         return None
-    start, end = 0, length
+    start, end = -within, length
     while end - start > SECTOR_BYTES:
         middle = start + max((end - start) // SECTOR_BYTES // 2, 1) * SECTOR_BYTES
-        if as_it_should_be(start, middle):
+        if as_it_should_be(max(start, 0), middle):
             start = middle
         else:
             end = middle
