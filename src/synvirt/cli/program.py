@@ -111,3 +111,12 @@ def print_sheet(rows: Iterable[tuple[str, str]]) -> None:
 def shown(text: str) -> str:
     """A text for a terminal."""
     return printable(text)
+
+
+def value_text(value: object) -> str:
+    """A value of a document for people: lists and objects as JSON, with names as they are written."""
+    if isinstance(value, list | dict | bool):
+        import json
+
+        return json.dumps(value, ensure_ascii=False)
+    return "" if value is None else str(value)

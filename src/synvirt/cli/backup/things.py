@@ -1,7 +1,7 @@
 """Shows or removes one thing of the backups: synvirt backup show-job, show-point, show-repository, remove-run …"""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -9,7 +9,7 @@ from synvirt.cli.backup.asking import JOBS, POINTS, REPOSITORIES, RUNS, Job, Poi
 from synvirt.cli.listing import Listed, id_of
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.pictures import save
-from synvirt.cli.program import print_sheet
+from synvirt.cli.program import print_sheet, value_text
 
 
 @with_options
@@ -68,12 +68,4 @@ def _show(options: Options, listed: Listed, one: str) -> None:
     if options.json:
         print(answer)
         return
-    print_sheet((name, _text(value)) for name, value in json.loads(answer).items())
-
-
-def _text(value: Any) -> str:
-    import json
-
-    return (
-        json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
-    )
+    print_sheet((name, value_text(value)) for name, value in json.loads(answer).items())

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown
+from synvirt.cli.program import shown, value_text
 
 app = typer.Typer(help="The settings, and where each value came from. No service is needed.")
 
@@ -43,9 +43,7 @@ def show(options: Options) -> None:
         return
     width = max(map(len, values))
     for name, value in values.items():
-        is_json = isinstance(value, list | dict | bool)
-        text = json.dumps(value, ensure_ascii=False) if is_json else "" if value is None else str(value)
-        print(f"{name:{width}} {shown(text):34} {came_from.get(name, 'default')}".rstrip())
+        print(f"{name:{width}} {shown(value_text(value)):34} {came_from.get(name, 'default')}".rstrip())
 
 
 @app.command()
