@@ -21,7 +21,7 @@ from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.form import FORM, Login, Options
 from synvirt.live.nutanix.guest_facts import guest_facts
 from synvirt.live.nutanix.machines import FoundVm, manifest, row
-from synvirt.live.nutanix.making import Making
+from synvirt.live.nutanix.making import Making, Which
 from synvirt.live.nutanix.prism import Absent, Prism, Where, dig, text
 from synvirt.live.nutanix.ways import ORDER, Way, WayName, chosen
 from synvirt.live.odd import reading
@@ -34,6 +34,18 @@ from synvirt.transport import Trust
 __all__ = ["FORM", "Login", "Options", "PrismApi"]
 
 PORT: Final = 9440
+
+# Where a snapshot is whose Prism is not there, and a hint.
+_NOT_THERE: Final[dict[Which, tuple[str, str]]] = {
+    "central": (
+        "Prism Central, and the source's endpoint is none, or serves no VMs now",
+        "name that Prism Central as the endpoint again, and the cluster in options.prism_element",
+    ),
+    "element": (
+        "Prism Element that is not named any more, or lists no snapshots now",
+        "name the cluster in options.prism_element again; without it the snapshot stays until it expires",
+    ),
+}
 
 
 class PrismApi:
@@ -324,20 +336,13 @@ class PrismApi:
             self._making.forget_on(name, "points")
         if self._element is not None:
             self._snapshots().cleanup(vm_id, name)
-        if self._central is not None:
-            self._making.forget_on(name, "central")
-        elif self._making.is_on(name, "central"):
-            raise SourceUnreachable(
-                f"{name} is on a Prism Central, and the source's endpoint is none, or serves no VMs now",
-                hint="name that Prism Central as the endpoint again, and the cluster in options.prism_element",
-            )
-        if self._element is not None:
-            self._making.forget_on(name, "element")
-        elif self._making.is_on(name, "element"):
-            raise SourceUnreachable(
-                f"{name} is on a Prism Element that is not named any more, or lists no snapshots now",
-                hint="name the cluster in options.prism_element again; without it the snapshot stays until it expires",
-            )
+        prisms: tuple[tuple[Which, object], ...] = (("central", self._central), ("element", self._element))
+        for which, prism in prisms:
+            if prism is not None:
+                self._making.forget_on(name, which)
+            elif self._making.is_on(name, which):
+                where, hint = _NOT_THERE[which]
+                raise SourceUnreachable(f"{name} is on a {where}", hint=hint)
         self._making.forget(name)
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
