@@ -163,7 +163,7 @@ def uuid_of(machine: Machine) -> UUID:
     """The source's UUID as its guest reads it, because licences and cloud-init use that; a new one, where the source has none
     or it is not to be kept."""
     manifest = machine.manifest
-    if machine.target.identity == "keep" and not machine.rehearsed:
+    if _is_itself(machine):
         try:
             known = UUID(manifest.uuid or "")
         except ValueError:
@@ -177,7 +177,12 @@ def uuid_of(machine: Machine) -> UUID:
 
 def serial_of(machine: Machine) -> str | None:
     """The serial number that the guest's firmware shows, which licences and inventories use as well."""
-    return machine.manifest.serial if machine.target.identity == "keep" and not machine.rehearsed else None
+    return machine.manifest.serial if _is_itself(machine) else None
+
+
+def _is_itself(machine: Machine) -> bool:
+    """Whether its guest is the source's, and not a copy of it with an identity of its own."""
+    return machine.target.identity == "keep" and not machine.rehearsed
 
 
 def macs(machine: Machine) -> dict[str, str]:
