@@ -20,9 +20,10 @@ import psycopg
 from bench.service.fleet import NOW, fleet
 from bench.service.listing import job
 from bench.service.page import service
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import MemberState
 from synvirt.fleet.records import member_of
-from synvirt.fleet.waves import Waves, change_members
+from synvirt.fleet.waves import Waves
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 from tests.servers import postgres

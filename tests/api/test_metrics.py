@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event, update
 
 from synvirt.api.metrics import CODES, METHODS, Metrics
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import MemberState as S
-from synvirt.fleet.waves import Waves, change_members
+from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.model.job import OutageForecast, Progress
 from synvirt.model.kinds import OfflineKind, State

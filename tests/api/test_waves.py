@@ -15,9 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.cli import app
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.forecasting import WhatIf
 from synvirt.fleet.model import Hook, MemberState, WaveRequest, WaveState
-from synvirt.fleet.waves import change_members, check
+from synvirt.fleet.waves import check
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now

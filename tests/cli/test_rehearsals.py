@@ -10,7 +10,7 @@ import pytest
 
 from synvirt.cli.client import Client
 from synvirt.errors import PersistFailed, ServiceUnreachable, SynvirtError
-from synvirt.fleet.waves import change_members
+from synvirt.fleet.changing import change_members
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest

@@ -9,8 +9,8 @@ import pytest
 
 from synvirt.cli.client import Client
 from synvirt.cli.waves import showing
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import MemberState, WaveState
-from synvirt.fleet.waves import change_members
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
 from tests.fleet.made import member, wave

@@ -11,10 +11,11 @@ import pytest
 
 from synvirt.errors import SourceUnreachable
 from synvirt.fleet import forecasting
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.forecasting import SIZE_ASSUMED, Forecaster, WaveSimulation, WhatIf, loads_of, site_of
 from synvirt.fleet.model import Member, MemberState, Wave, WaveLimits
 from synvirt.fleet.simulation.nouns import CHANGE_BPS_ASSUMED, COPY_BPS_ASSUMED, OUTAGE_ASSUMED_S, RESIDUALS_ASSUMED
-from synvirt.fleet.waves import Waves, change_members
+from synvirt.fleet.waves import Waves
 from synvirt.live import VmRow
 from synvirt.model.job import Forecast, Migration, OutageForecast, OutagePart, Pass, Progress
 from synvirt.model.kinds import Mode, State

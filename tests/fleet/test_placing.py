@@ -8,10 +8,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import Group, Member, MemberState, RollBackRequest, Wave, WaveRequest
 from synvirt.fleet.placing import AGAIN_S, Placing
 from synvirt.fleet.records import member_of
-from synvirt.fleet.waves import Waves, change_members
+from synvirt.fleet.waves import Waves
 from synvirt.live import VmRow
 from synvirt.migrations.hosts.about import Host, HostDestination, HostRoom
 from synvirt.model.plan import MigrationPlan, NetworkMap, Target

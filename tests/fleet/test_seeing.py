@@ -9,9 +9,10 @@ import pytest
 
 from synvirt.errors import NotFound
 from synvirt.fleet import seeing as seeing_module
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import MemberState, WaveState
 from synvirt.fleet.seeing import Seeing, Seen
-from synvirt.fleet.waves import Waves, change_members
+from synvirt.fleet.waves import Waves
 from synvirt.model.kinds import State
 from tests.fleet.made import member, plan, wave
 from tests.house import House

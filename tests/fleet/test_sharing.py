@@ -6,10 +6,11 @@ import pytest
 
 from synvirt.copying import copy, request_bytes
 from synvirt.errors import Cancelled
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import MemberState
 from synvirt.fleet.records import member_of
 from synvirt.fleet.sharing import rate_of
-from synvirt.fleet.waves import Waves, change_members
+from synvirt.fleet.waves import Waves
 from synvirt.jobs.copying_disks import Share
 from synvirt.jobs.orders import GivenRate
 from synvirt.jobs.wire import Message, Result

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
-from synvirt.fleet.carrying import Carrying, carried, failed
+from synvirt.fleet.carrying import Carrying, carried
+from synvirt.fleet.changing import failed
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.placing import Placing
 from synvirt.hypervisor import Volume

@@ -21,7 +21,8 @@ import pytest
 
 from synvirt.errors import Conflict, SourceUnreachable
 from synvirt.fleet import host_side
-from synvirt.fleet.carrying import Carrying, failed
+from synvirt.fleet.carrying import Carrying
+from synvirt.fleet.changing import failed
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import ApprovalRequest, Member, MemberState, Wave, WaveRequest, WaveState
 from synvirt.fleet.placing import Placing

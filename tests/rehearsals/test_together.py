@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from synvirt.errors import Conflict, NotFound
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import Group, MemberState, WaveRequest
-from synvirt.fleet.waves import Waves, change_members
+from synvirt.fleet.waves import Waves
 from synvirt.jobs import runner
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State

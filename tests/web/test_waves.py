@@ -6,8 +6,8 @@ from uuid import UUID, uuid4
 
 from playwright.sync_api import Page, expect
 
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import MemberState, Wave, WaveRequest
-from synvirt.fleet.waves import change_members
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.rehearsal import RehearsalState

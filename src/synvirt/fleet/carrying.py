@@ -18,26 +18,29 @@ import structlog
 
 from synvirt.destinations import DestinationAway
 from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.fleet.changing import change_members, failed, give_back, make_changes, member_change
 from synvirt.fleet.facts import Facts
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.job_facts import closes, is_fresh, is_too_late, may_begin_until, openings_in_use, outage_of, why_ended
-from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberState, Wave, WaveState
+from synvirt.fleet.model import (
+    GOING,
+    MEMBER_ENDS,
+    RUNS,
+    UNBEGUN,
+    UNDER_WAY,
+    UNENDED,
+    WAVE_ENDS,
+    Member,
+    MemberState,
+    Wave,
+    WaveState,
+)
 from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.reasons import is_said_here
 from synvirt.fleet.records import wave_event
 from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.seeing import Seeing, Seen
-from synvirt.fleet.waves import (
-    GOING,
-    UNDER_WAY,
-    change_members,
-    give_back,
-    give_group_back,
-    hold_for,
-    is_warm,
-    make_changes,
-    member_change,
-)
+from synvirt.fleet.waves import is_warm
 from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
 from synvirt.live import VmRow
@@ -58,8 +61,6 @@ IDLE_FACTOR = 10
 # A source that answers slowly delays other submissions no longer than this; the next tick goes on.
 SUBMITTING_S = 8.0
 S = MemberState
-_RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
-_UNENDED = _RUNS | {S.WAITING}
 # By the state of a member whose job was not submitted: how it was before.
 _NOT_BEGUN: Mapping[S, Mapping[str, object]] = {
     S.SYNCING: {"state": S.WAITING, "job_id": None},
@@ -203,7 +204,7 @@ class Carrying:
         decision, reasons = decide(
             wave,
             states,
-            {one.id: self._facts(one, seen, unplaced.get(one.id), lost) for one in wave.members if states[one.id] in _UNENDED},
+            {one.id: self._facts(one, seen, unplaced.get(one.id), lost) for one in wave.members if states[one.id] in UNENDED},
             at,
             approved={one.id: [word.approver for word in one.approvals] for one in wave.members if one.approvals},
             cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
@@ -254,7 +255,7 @@ class Carrying:
         give_back(self._rows, seen.wave.id, begun, "The wave was rolled back.")
         unbegun = [one for one in seen.wave.members if one.job_id is None]
         fields = {"state": S.SKIPPED, "cause": "The wave was rolled back."}
-        change_members(self._rows, seen.wave.id, unbegun, {S.WAITING, S.READY}, fields)
+        change_members(self._rows, seen.wave.id, unbegun, UNBEGUN, fields)
 
     def _finish(self, seen: Seen) -> None:
         wave = seen.wave
@@ -290,7 +291,7 @@ class Carrying:
         openings, changes = openings_in_use(seen.wave, at), list[MemberChange]()
         try:
             for member in seen.wave.members:
-                if member.job_id is not None and (member.state in _RUNS or seen.rows[member.id].rolling_back):
+                if member.job_id is not None and (member.state in RUNS or seen.rows[member.id].rolling_back):
                     fields = self._observed(seen, member, openings, at)
                     changes += [member_change(member, {member.state}, fields)] if fields else []
         finally:  # also where the job of one of them is in trouble
@@ -357,7 +358,7 @@ class Carrying:
         openings = openings_in_use(seen.wave, self._clock())
         for member in seen.wave.members:
             row = seen.rows[member.id]
-            if member.job_id is None or row.submitted or row.rolling_back or member.state not in _RUNS:
+            if member.job_id is None or row.submitted or row.rolling_back or member.state not in RUNS:
                 continue
             if member.job_id in seen.unreadable:
                 continue
@@ -436,7 +437,7 @@ class Carrying:
         left = [one for one in seen.wave.members if one.state not in MEMBER_ENDS and not seen.rows[one.id].rolling_back]
         unbegun = [one for one in left if one.job_id is None]
         fields = {"state": S.SKIPPED, "cause": _CANCELLED}
-        change_members(self._rows, seen.wave.id, unbegun, {S.WAITING, S.READY}, fields)
+        change_members(self._rows, seen.wave.id, unbegun, UNBEGUN, fields)
         jobs = [(one, seen.job_of(one)) for one in left if one.job_id is not None]
         # The host of a job that was not submitted may do that at this moment. So that host ends it.
         unsubmitted = [one for one, job in jobs if job is None and not seen.rows[one.id].submitted]
@@ -470,18 +471,6 @@ class Carrying:
 
     def _where(self, host: str, destination: str) -> str:
         return f"{host}/{destination}" if self._placing is None else self._placing.where(host, destination)
-
-
-def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
-    """Applies the wave's rule first: after a crash in between, the member is unchanged, and both are done again."""
-    if wave.on_failure == "stop":
-        reason = f"{member.id} failed: {cause}"
-        hold_for(rows, wave.id, reason)
-    elif wave.on_failure == "roll_back":
-        give_group_back(rows, wave, member)
-    back = wave.on_failure == "roll_back" and member.job_id is not None
-    fields = {"state": S.FAILED, "cause": cause}
-    change_members(rows, wave.id, [member], _RUNS, fields, rolling_back=back or None)
 
 
 @contextmanager

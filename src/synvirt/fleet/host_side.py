@@ -16,9 +16,9 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import NotFound, PersistFailed, SynvirtError
+from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import Member, MemberState, Wave
 from synvirt.fleet.seeing import Seen
-from synvirt.fleet.waves import change_members
 from synvirt.migrations.memory import JobMemory, noting
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration

@@ -36,6 +36,9 @@ class WaveState(StrEnum):
 
 
 WAVE_ENDS = frozenset({WaveState.COMPLETED, WaveState.FAILED, WaveState.ROLLED_BACK, WaveState.CANCELLED})
+GOING = frozenset({WaveState.RUNNING, WaveState.HELD})
+UNDER_WAY = frozenset({*GOING, WaveState.ROLLING_BACK})
+REMOVABLE = frozenset({WaveState.DRAFT, *WAVE_ENDS})
 
 
 class MemberState(StrEnum):
@@ -52,6 +55,14 @@ class MemberState(StrEnum):
 
 
 MEMBER_ENDS = frozenset({MemberState.HEALTHY, MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK})
+ALL_STATES = frozenset(MemberState)
+UNENDED = ALL_STATES - MEMBER_ENDS
+UNBEGUN = frozenset({MemberState.WAITING, MemberState.READY})
+BEFORE_CUT_OVER = frozenset({MemberState.SYNCING, *UNBEGUN})
+# It has a job that has not ended.
+RUNS = frozenset({MemberState.SYNCING, MemberState.READY, MemberState.CUTTING_OVER})
+# Its source may have been shut down, or its guest runs here.
+MOVED = frozenset({MemberState.CUTTING_OVER, MemberState.HEALTHY})
 
 
 class Group(Received):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from dataclasses import dataclass
 from uuid import UUID
 
-from synvirt.fleet.model import Member, MemberState, Wave
+from synvirt.fleet.model import UNBEGUN, UNENDED, Member, MemberState, Wave
 from synvirt.fleet.placement import Host, Need, Store, Taken, known, overfull, place
 from synvirt.live import VmRow
 from synvirt.migrations.hosts import about as ours
@@ -31,8 +31,6 @@ NEXT = "A host for it is chosen next."
 _NO_PLACE: Mapping[str, object] = dict.fromkeys(("host", "destination", "placed", "retry_of"))
 
 S = MemberState
-_UNBEGUN = frozenset({S.WAITING, S.READY})
-_TAKES = frozenset({S.WAITING, S.SYNCING, S.READY, S.CUTTING_OVER})
 Jobs = Mapping[UUID, tuple[str, Migration]]
 
 
@@ -164,14 +162,14 @@ class Placing:
             if placed is None or placed.host is None:
                 self._refused[wave.id, one.id] = at + AGAIN_S, self._not_listed(one) if placed is None else placed.reason
                 # If no other host takes it either, a begun member stays with its host, and is retried there.
-                if one.state in _UNBEGUN and one.host is not None:
+                if one.state in UNBEGUN and one.host is not None:
                     fields[one.id] = _NO_PLACE
                 continue
             self._refused.pop((wave.id, one.id), None)
             chosen = {"host": placed.host, "destination": placed.destination, "placed": placed.reason}
             fields[one.id] = {**_NO_PLACE, **chosen}
         if fields:
-            self._rows.rewrite_members(wave.id, _TAKES, Member, lambda one: _moved(one, fields), only=fields)
+            self._rows.rewrite_members(wave.id, UNENDED, Member, lambda one: _moved(one, fields), only=fields)
         # At once, as the next wave is placed with it.
         now_taken = [
             Taken(need, placed.host, placed.destination)
@@ -189,7 +187,7 @@ class Placing:
 
     def _taken(self, wave: Wave, jobs: Jobs) -> Iterator[Taken]:
         for one in wave.members:
-            if one.state not in _TAKES or one.host is None or one.destination is None:
+            if one.state not in UNENDED or one.host is None or one.destination is None:
                 continue
             need = self._need(one, _job(one, jobs))
             if need is not None:
@@ -232,7 +230,7 @@ def is_placed(member: Member) -> bool:
 
 def _may_move(member: Member, row: MemberRow, jobs: Jobs) -> bool:
     """Whether nothing of it is on a host yet."""
-    if member.state not in _TAKES or row.rolling_back or row.submitted:
+    if member.state not in UNENDED or row.rolling_back or row.submitted:
         return False
     return _job(member, jobs) is None
 

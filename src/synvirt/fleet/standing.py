@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from synvirt.fleet.facts import UNKNOWN, Estimate, Facts
-from synvirt.fleet.model import MEMBER_ENDS, Group, MemberRequest, MemberState, Wave, WaveRequest
+from synvirt.fleet.model import MEMBER_ENDS, MOVED, Group, MemberRequest, MemberState, Wave, WaveRequest
 from synvirt.fleet.order import Order, order
 from synvirt.fleet.queueing import Running
 from synvirt.migrations.planning.openings import Openings
@@ -88,7 +88,7 @@ class Standing:
         if group is None:
             return
         moved = self.moved_in[group]
-        (moved.add if state in (S.CUTTING_OVER, S.HEALTHY) else moved.discard)(member)
+        (moved.add if state in MOVED else moved.discard)(member)
         if not moved:
             self._begun_at.pop(group, None)
         elif at is not None:

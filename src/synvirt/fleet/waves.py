@@ -4,19 +4,23 @@ Nothing here moves a VM: each method stores a request, and `carrying` executes i
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import partial
 from uuid import UUID, uuid4
 
 import structlog
 
 from synvirt.acting import submitter
-from synvirt.errors import BadRequest, Conflict, InvalidPlan, NotFound
+from synvirt.errors import BadRequest, Conflict, InvalidPlan
+from synvirt.fleet.changing import change_members, give_back, make_changes, member_change
 from synvirt.fleet.model import (
+    ALL_STATES,
+    BEFORE_CUT_OVER,
+    GOING,
     MEMBER_ENDS,
+    REMOVABLE,
     SETTINGS,
-    WAVE_ENDS,
+    UNBEGUN,
+    UNDER_WAY,
     Approval,
     ApprovalRequest,
     Member,
@@ -31,7 +35,7 @@ from synvirt.fleet.model import (
     WaveSummary,
 )
 from synvirt.fleet.order import order
-from synvirt.fleet.records import member_event, member_of, new_row, summary_of, wave_event, wave_of
+from synvirt.fleet.records import member_of, new_row, summary_of, wave_event, wave_of
 from synvirt.fleet.webhooks import events as hooks
 from synvirt.fleet.webhooks.events import Hooks
 from synvirt.migrations.planning import schedule
@@ -46,16 +50,8 @@ from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveChange, Wa
 
 log = structlog.get_logger(__name__)
 
-GOING = frozenset({WaveState.RUNNING, WaveState.HELD})
-UNDER_WAY = frozenset({*GOING, WaveState.ROLLING_BACK})
-REMOVABLE = frozenset({WaveState.DRAFT, *WAVE_ENDS})
-_MEMBER_STATES = frozenset(MemberState)
-BEFORE_CUT_OVER = frozenset({MemberState.WAITING, MemberState.SYNCING, MemberState.READY})
-_UNBEGUN = frozenset({MemberState.WAITING, MemberState.READY})
 # A wave that is to begin now may come from a machine whose clock is late.
 CLOCKS_DIFFER = timedelta(hours=1)
-# Their sources may have been shut down, or their guests run here.
-MOVED = frozenset({MemberState.CUTTING_OVER, MemberState.HEALTHY})
 
 
 def is_warm(member: MemberRequest) -> bool:
@@ -195,9 +191,9 @@ class Waves:
         while left:
             chosen = [member_of(one) for one in members if one.member_id in left]
             begun = [one for one in chosen if one.job_id is not None and not one.given_back]
-            unbegun = [one for one in chosen if one.job_id is None and one.state in _UNBEGUN]
+            unbegun = [one for one in chosen if one.job_id is None and one.state in UNBEGUN]
             done = give_back(self.rows, wave_id, begun, cause)
-            done += self._change_members(wave_id, unbegun, _UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
+            done += change_members(self.rows, wave_id, unbegun, UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
             # Those that were begun, or tried again, since they were read.
             left = {one.id for one in (*begun, *unbegun)} - set(done)
             members = self.rows.members(wave_id)[0] if left else []
@@ -220,7 +216,7 @@ class Waves:
         assert asked.approver is not None
         word = Approval(approver=asked.approver, account=account, at=at)
         named = set(asked.members)
-        members = self._members(wave_id, _MEMBER_STATES)
+        members = self._members(wave_id, ALL_STATES)
         chosen = [one for one in members if asked.approver in one.approvers and (not named or one.id in named)]
         if missing := named - {one.id for one in chosen}:
             raise BadRequest(f"members: {in_short(sorted(missing))} do not need the approval of {asked.approver}")
@@ -235,7 +231,7 @@ class Waves:
             given = {"approvals": (*before.approvals, word), "waits_for": None}
             return None if word.approver in had or word.approver not in before.approvers else before.model_copy(update=given)
 
-        make_changes(self.rows, wave_id, [MemberChange(one.id, _MEMBER_STATES, Member, approved) for one in chosen])
+        make_changes(self.rows, wave_id, [MemberChange(one.id, ALL_STATES, Member, approved) for one in chosen])
         self.changed()
         return wave_of(self.rows.get(wave_id))
 
@@ -266,7 +262,7 @@ class Waves:
                 done = give_back(self.rows, wave_id, [member], cause)
             else:
                 fields = {"state": MemberState.SKIPPED, "cause": cause}
-                done = self._change_members(wave_id, [member], {member.state}, fields)
+                done = change_members(self.rows, wave_id, [member], {member.state}, fields)
         self.changed()
         return member_of(self.rows.member(wave_id, member_id))
 
@@ -326,11 +322,6 @@ class Waves:
     def _members(self, wave_id: UUID, states: Iterable[MemberState]) -> list[Member]:
         return [member_of(row) for row in self.rows.members(wave_id, states=[str(one) for one in states])[0]]
 
-    def _change_members(
-        self, wave_id: UUID, members: Iterable[Member], expected: Iterable[MemberState], fields: Mapping[str, object]
-    ) -> list[str]:
-        return change_members(self.rows, wave_id, members, expected, fields)
-
 
 _RETRIED = frozenset({MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK})
 _KEPT_AT_RETRY = frozenset({*MemberRequest.model_fields, "approvals", "planned_at"})
@@ -385,89 +376,6 @@ def check(asked: WaveRequest) -> None:
                 f"members[{place}].outage_budget_s: {member.id} is copied while it is off, for an unknown time",
                 hint="give it a budget: it cuts over while that fits into its window, and is given back where it does not",
             )
-
-
-def change_members(
-    rows: WaveRows,
-    wave_id: UUID,
-    members: Iterable[Member],
-    expected: Iterable[MemberState],
-    fields: Mapping[str, object],
-    *,
-    submitted: bool | None = None,
-    rolling_back: bool | None = None,
-) -> list[str]:
-    """Changes members that are still in one of `expected`, and have the same job as before. Their other fields stay as they are
-    now: one may have been approved meanwhile."""
-    each = partial(member_change, expected=expected, fields=fields, submitted=submitted, rolling_back=rolling_back)
-    return make_changes(rows, wave_id, [each(one) for one in members])
-
-
-def member_change(
-    one: Member,
-    expected: Iterable[MemberState],
-    fields: Mapping[str, object],
-    *,
-    submitted: bool | None = None,
-    rolling_back: bool | None = None,
-) -> MemberChange:
-    """A change of one member, as `change_members` makes it."""
-
-    def changed(known: Member) -> Member | None:
-        return None if known.job_id != one.job_id else known.model_copy(update={**fields, "waits_for": None})
-
-    return MemberChange(one.id, frozenset(expected), Member, changed, submitted=submitted, rolling_back=rolling_back)
-
-
-def make_changes(
-    rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange], *, of_wave: WaveChange | None = None
-) -> list[str]:
-    """Makes all changes that still fit, in one transaction. The ids of the changed members."""
-    if not changes:
-        return []
-    return rows.change_members(
-        wave_id, changes, lambda document: member_event(wave_id, document), hooks.of_member, of_wave=of_wave
-    )
-
-
-def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None = None) -> None:
-    """Holds a running wave until an operator lets it go on. `hook_id`: of a required webhook, of which also a held one says so.
-    The wave does not wait for it again: the operator has seen the reason."""
-
-    def held(before: Wave) -> Wave:
-        kept = tuple(one.model_copy(update={"required": False}) if one.id == hook_id else one for one in before.hooks)
-        said = f"{before.reason} " if before.state is WaveState.HELD and before.reason else ""
-        return before.model_copy(update={"state": WaveState.HELD, "reason": f"{said}{reason}", "hooks": kept})
-
-    with suppress(Conflict, NotFound):  # it is held already, or has ended
-        states = frozenset({WaveState.RUNNING}) if hook_id is None else GOING
-        rows.change(wave_id, states, held, Wave, wave_event, deliveries=hooks.of_wave)
-
-
-def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> list[str]:
-    """Stores the request, so that the job's host does it (`host_side`). Rolled back members stay as they are, and those that
-    have another job by now. The ids of the others."""
-    # Whatever state another host has moved it to meanwhile.
-    expected = _MEMBER_STATES - {MemberState.ROLLED_BACK}
-    changes = [
-        member_change(one, expected, {"cause": one.cause or cause}, rolling_back=True) for one in members if not one.given_back
-    ]
-    return make_changes(rows, wave_id, changes)
-
-
-def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
-    """Gives back the others of its group; those that have not begun are skipped. `wave` may be out of date: another host may
-    lead, and change them meanwhile."""
-    names = {one.id for one in wave.members if one.group == failed.group and one.group is not None and one.id != failed.id}
-    cause = f"{failed.id} of its group failed."
-    while names:
-        seen = [row for row in rows.members(wave.id)[0] if row.member_id in names and not row.rolling_back]
-        left = [one for one in map(member_of, seen) if not one.given_back]
-        unbegun = [one for one in left if one.job_id is None]
-        change_members(rows, wave.id, unbegun, _UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
-        begun = [one for one in left if one.job_id is not None]
-        give_back(rows, wave.id, begun, cause)
-        names = {one.id for one in left}
 
 
 def with_settings_of(seen: Wave) -> WaveCheck:

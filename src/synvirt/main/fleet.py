@@ -27,7 +27,8 @@ def make_fleet(
 ) -> "tuple[Fleet, Carrying]":
     """The waves: what the API calls, and what carries them out on this host; `stack` ends the latter."""
     from synvirt.api.routes.waves import Fleet
-    from synvirt.fleet.carrying import Carrying, failed
+    from synvirt.fleet.carrying import Carrying
+    from synvirt.fleet.changing import failed
     from synvirt.fleet.forecasting import Forecaster
     from synvirt.fleet.host_side import HostSide
     from synvirt.fleet.listed_vms import ListedVms

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from synvirt.fleet.carrying import Carrying, failed
+from synvirt.fleet.carrying import Carrying
+from synvirt.fleet.changing import failed
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
     MemberState,

@@ -17,6 +17,7 @@ from synvirt import destinations
 from synvirt.copying import request_bytes
 from synvirt.destinations import DestinationAway
 from synvirt.errors import AuthFailed, InvalidPlan, SourceUnreachable
+from synvirt.fleet.changing import change_members, give_back
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.job_facts import AROUND_COPY, outage_of
@@ -26,7 +27,6 @@ from synvirt.fleet.model import (
     MemberState,
     RollBackRequest,
 )
-from synvirt.fleet.waves import change_members, give_back
 from synvirt.migrations.hosts.taking_over import TakingOver
 from synvirt.migrations.intake import check_plan
 from synvirt.model.job import Forecast, Migration, OutageForecast

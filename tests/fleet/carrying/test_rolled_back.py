@@ -15,7 +15,8 @@ from synvirt.accounts import Role
 from synvirt.acting import Act, acting
 from synvirt.errors import BadRequest, Conflict
 from synvirt.fleet import host_side
-from synvirt.fleet.carrying import Carrying, carried, failed
+from synvirt.fleet.carrying import Carrying, carried
+from synvirt.fleet.changing import change_members, failed, give_back
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
     MEMBER_ENDS,
@@ -25,7 +26,6 @@ from synvirt.fleet.model import (
 )
 from synvirt.fleet.records import member_of
 from synvirt.fleet.seeing import Seen
-from synvirt.fleet.waves import change_members, give_back
 from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State

@@ -28,9 +28,9 @@ import structlog
 from synvirt import __version__, programs
 from synvirt.cage import may_change_user
 from synvirt.errors import Internal, NotFound, PersistFailed, SynvirtError
+from synvirt.fleet.changing import hold_for
 from synvirt.fleet.model import HookShown
 from synvirt.fleet.records import wave_of
-from synvirt.fleet.waves import hold_for
 from synvirt.fleet.webhooks.events import Hooks
 from synvirt.outgoing import Guard
 from synvirt.settings import WaveCommandSetting

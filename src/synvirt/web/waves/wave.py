@@ -17,8 +17,12 @@ from synvirt.api.paging import Cursor, number_of
 from synvirt.errors import BadRequest
 from synvirt.fleet.forecasting import Forecaster, WhatIf
 from synvirt.fleet.model import (
+    GOING,
     MEMBER_ENDS,
     MEMBERS_MAX,
+    MOVED,
+    REMOVABLE,
+    UNDER_WAY,
     WAVE_ENDS,
     ApprovalRequest,
     Member,
@@ -31,7 +35,7 @@ from synvirt.fleet.model import (
 )
 from synvirt.fleet.records import member_of, wave_of
 from synvirt.fleet.sheets.importing import Importer
-from synvirt.fleet.waves import GOING, MOVED, REMOVABLE, UNDER_WAY, Waves
+from synvirt.fleet.waves import Waves
 from synvirt.fleet.webhooks.deliveries import Deliveries
 from synvirt.migrations.planning.openings import spans_of
 from synvirt.mistakes import place, worded
