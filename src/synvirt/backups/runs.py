@@ -23,16 +23,16 @@ from uuid import UUID
 
 import structlog
 
-from synvirt import errors
 from synvirt.backups.limits import URGENT
 from synvirt.backups.memory import Memory
 from synvirt.backups.model import ENDS, UNENDED, BackupRun, RestoredDomain, Status, Trouble
+from synvirt.backups.trouble import trouble_of, until_it_goes_well, while_something_is_away
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import wait
-from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
-from synvirt.errors import BackupConflict, BackupNotFound, Cancelled, HypervisorAway, Interrupted, PersistFailed, SynvirtError
+from synvirt.destinations import AWAY_PAUSES_S
+from synvirt.errors import BackupConflict, BackupNotFound, Cancelled, Interrupted, PersistFailed, SynvirtError
 from synvirt.jobs.board import Figures
-from synvirt.jobs.instant import AGAIN_S, GuestWrites, is_started, refuse_loss
+from synvirt.jobs.instant import GuestWrites, is_started, refuse_loss
 from synvirt.jobs.ledger import SWEEP_AWAY_S, Ledger
 from synvirt.jobs.runner import STORE_PAUSE_S, Runner, in_a_thread
 from synvirt.jobs.slots import Turns
@@ -50,23 +50,12 @@ from synvirt.store.store import StoreAway
 RUNS_AT_ONCE = 2
 # How often one run is continued after the service's end.
 RESUMED_MAX = 5
-# How long a run waits for what is away: a restore for its destination, every run for this host's libvirtd, which an update
-# restarts in seconds.
-AWAY_S = 86_400.0
 # Seconds between two checks whether a thread has ended.
 LOOK_EVERY_S = 0.05
 # Runs that are read at once when old ones are removed.
 PAGE = 500
 
 _log = structlog.get_logger("synvirt.backups")
-
-# The codes of backups begin with E_BAK_: errors of rooms that serve both sides get that name here.
-_OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
-    errors.Cancelled: errors.BackupCancelled,
-    errors.DiskReadFailed: errors.SourceReadFailed,
-    errors.DiskWriteFailed: errors.BackupDiskWriteFailed,
-}
-
 
 Work = Callable[[UnderWay], None]
 # By run: what was not undone, for a person to decide.
@@ -383,7 +372,7 @@ class Runs:
             self._ledger.sweep(run.id, away_s=away_s)
             run = self._warned(run)
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
-        ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
+        ended = {"status": status, "finished_at": now(), "error": None if error is None else trouble_of(error)}
         progress = run.progress.stopped()
         run = run.model_copy(update={**ended, "progress": progress})
         failure = {} if run.error is None else {"code": run.error.code, "detail": run.error.message}
@@ -424,57 +413,6 @@ class Runs:
             self.figures.committed()
 
 
-def until_it_goes_well(under_way: UnderWay, work: Callable[[], None]) -> None:
-    """Does the work. Before the run has started a guest, a failure is raised. After that no failure ends the run: it is
-    reported, and the work is tried again, until it succeeds or an operator cancels, which loses what the guest wrote."""
-    tries = 0
-    while True:
-        try:
-            return work()
-        except Exception as error:
-            if not is_started(under_way.run.instant):
-                raise
-            if under_way.stop():
-                raise Cancelled from error
-            pause_s = pause_after(tries, AGAIN_S)
-            tries += 1
-            trouble = _trouble(error)
-            _log.warning("the guest runs on; it is tried again", cause=trouble.message, again_s=pause_s)
-            with contextlib.suppress(PersistFailed):
-                _say(under_way, trouble)
-        wait(pause_s, under_way.stop)
-
-
-def while_something_is_away(under_way: UnderWay, work: Callable[[], None]) -> None:
-    """Does the work, again while its destination or this host's libvirtd is away, for AWAY_S at most. Each try continues the
-    run, as after a restart of the service. A run that has started a guest is not waited for here: it never fails."""
-    until, tries = None, 0
-    while True:
-        try:
-            return work()
-        except (DestinationAway, HypervisorAway) as error:
-            until = until or time.monotonic() + AWAY_S
-            if is_started(under_way.run.instant) or time.monotonic() >= until:
-                raise
-            trouble, pause_s = _trouble(error), pause_after(tries, AWAY_PAUSES_S)
-            tries += 1
-            _log.warning("what the run needs is away", cause=trouble.message, again_s=pause_s)
-            _show(under_way, trouble, "It is tried again")
-        wait(pause_s, under_way.stop)
-        under_way.note(error=None)
-
-
-def _say(under_way: UnderWay, trouble: Trouble) -> None:
-    hint = trouble.hint or "cancel the run to give up: what the guest wrote is lost then"
-    _show(under_way, trouble.model_copy(update={"hint": hint}), "The guest is kept, and it is tried again")
-
-
-def _show(under_way: UnderWay, trouble: Trouble, meanwhile: str) -> None:
-    error = trouble.model_copy(update={"message": f"{trouble.message.rstrip('.')}. {meanwhile}"})
-    if under_way.run.error != error:
-        under_way.note(error=error)
-
-
 _OPEN = tuple(map(str, UNENDED))
 _ENDED = tuple(str(status) for status in ENDS)
 
@@ -488,13 +426,3 @@ def _interrupted(run: BackupRun) -> Interrupted:
         f"read, and {sized(run.stored_bytes)} are stored",
         hint="start the run again: what is stored is not stored twice",
     )
-
-
-def _trouble(error: Exception) -> Trouble:
-    if not isinstance(error, SynvirtError):
-        _log.error("a backup run broke", exc_info=error)
-        error = errors.BackupInternal("something unexpected went wrong in the run; the service's log has it")
-    # The nearest class that has another name here; an error of backups keeps its name.
-    ours = next((_OF_BACKUPS[kind] for kind in type(error).__mro__ if kind in _OF_BACKUPS), errors.BackupInternal)
-    code = error.code if error.code.startswith("E_BAK_") else ours.code
-    return Trouble(code=code, message=error.detail, hint=error.hint)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.backups import runs
+from synvirt.backups import runs, trouble
 from synvirt.backups.model import RestoreRequest, Status
 from synvirt.backups.restores import in_place, present
 from synvirt.backups.restores.in_place import Swap
@@ -74,7 +74,7 @@ def test_a_guest_gets_no_address_back_that_another_one_has_now(
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneGuest]:
     """With another disk than in its point; it waits for nothing long."""
     need_libvirt()
-    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.02,))
+    monkeypatch.setattr(trouble, "AWAY_PAUSES_S", (0.02,))
     monkeypatch.setattr("synvirt.jobs.ledger.LOOK_AGAIN_S", 0.02)
     with closing(OneGuest(tmp_path)) as made:
         made.image("web", NOW)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from synvirt.backups import runs, working
+from synvirt.backups import runs, trouble, working
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
 from synvirt.backups.restores import new_domain
 from synvirt.backups.working import Copying
@@ -42,7 +42,7 @@ SLOWLY, FOR_SECONDS, FOR_LONG = MIB, 256 * KIB, 64 * KIB
 def test_a_restore_waits_for_a_destination_that_is_away(
     place: Place, monkeypatch: pytest.MonkeyPatch, *, instant_: bool
 ) -> None:
-    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.05,))
+    monkeypatch.setattr(trouble, "AWAY_PAUSES_S", (0.05,))
     (destination,) = place.restore_host.destinations.values()
     assert isinstance(destination, DirectoryDestination)
     away = [True]
@@ -67,7 +67,7 @@ def test_a_restore_waits_for_a_destination_that_is_away(
 def test_a_restore_waits_for_a_libvirtd_that_restarts(
     place: Place, monkeypatch: pytest.MonkeyPatch, moment: str, *, instant_: bool
 ) -> None:
-    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.05,))
+    monkeypatch.setattr(trouble, "AWAY_PAUSES_S", (0.05,))
     step = getattr(place.hypervisor, moment)
 
     def goes(*arguments: Any) -> None:
@@ -90,8 +90,8 @@ def test_a_restore_waits_for_a_destination_that_goes_while_it_is_written(
     place: Place, monkeypatch: pytest.MonkeyPatch, *, instant_: bool
 ) -> None:
     """Its worker only sees that the volume is not there, or an input/output error."""
-    monkeypatch.setattr(runs, "AWAY_PAUSES_S", (0.05,))
-    monkeypatch.setattr(runs, "AGAIN_S", (0.05,))
+    monkeypatch.setattr(trouble, "AWAY_PAUSES_S", (0.05,))
+    monkeypatch.setattr(trouble, "AGAIN_S", (0.05,))
     (destination,) = place.restore_host.destinations.values()
     assert isinstance(destination, DirectoryDestination)
     volumes, elsewhere, opens, opened = place.folder / "volumes", place.folder / "elsewhere", destination.open, []

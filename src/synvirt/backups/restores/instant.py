@@ -20,7 +20,7 @@ from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, 
 from synvirt.backups.restores.domain import Place
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_domain import START_FAILED, NewDomain, Volumes, chosen_disks, define, put_tpm
-from synvirt.backups.runs import until_it_goes_well
+from synvirt.backups.trouble import until_it_goes_well
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying
 from synvirt.errors import BackupBadRequest, BackupDiskWriteFailed, Internal, SynvirtError
