@@ -17,6 +17,7 @@ from synvirt.repository.disk import PointReader
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
 from synvirt.repository.repository import Repository, create
+from synvirt.repository.session import Session
 
 KEY = bytes(range(32))
 TARGET = "vda"
@@ -58,7 +59,7 @@ def _back_up(repository: Repository, image: str, base: Manifest | None, areas: l
         return (Extent(start, length) for start, length in areas or [])
 
     disk = ToTake(TARGET, lambda: open_reader(RawSpec(path=image)), changed=None if areas is None else changed)
-    session = repository.session()
+    session = Session(repository)
     taken = take(disk, base, repository, session, stop=lambda: False, on_progress=lambda copied: None, doubt=sys.exit)
     named = Named(target=TARGET, path=image, size_bytes=taken.disk.size_bytes, checked_to=taken.checked_to)
     sealed = Sealed(

@@ -26,6 +26,7 @@ from synvirt.repository.keys import Keys, from_recovery_text, new_key, recovery_
 from synvirt.repository.manifest import DiskMap, Manifest, Mark, Named, Sealed, Shown, Signature, Unread, statement
 from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Repository, create
+from synvirt.repository.session import Session
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 from tests.backups.house import House, disk_content
 from tests.backups.restores.test_restore_script import _run as script
@@ -66,7 +67,7 @@ class Shared:
         def sign(digest: str) -> Signature | None:
             return author.sign(statement(shown.id, digest))
 
-        self.repository.session().commit(Manifest(shown=shown, sealed=sealed), sign)
+        Session(self.repository).commit(Manifest(shown=shown, sealed=sealed), sign)
         return shown.id
 
 

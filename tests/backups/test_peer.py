@@ -39,7 +39,8 @@ from synvirt.repository import peer as peer_folder
 from synvirt.repository.folder import put
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.peer import PeerFolder, PeerPlace
-from synvirt.repository.repository import Repository, Session
+from synvirt.repository.repository import Repository
+from synvirt.repository.session import Session
 from synvirt.store import Store
 from tests.backups.peers import PASSWORD, USER, Peer
 from tests.fakes.backups import FakeGuests, backups_of, ended
@@ -274,7 +275,7 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_put_keeps_what_it_had_and_noth
     with again.served():
         folder = again.opened()
         repository = Repository(folder, KEY)
-        session = repository.session()
+        session = Session(repository)
         later = back_up(repository, _noise(4), _noise(2, seed=9), session=session)
         assert session.new_bytes < 3 * CHUNK_BYTES, "what is there is not sent again"
         assert _begun(again.folder) == []

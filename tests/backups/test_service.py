@@ -32,10 +32,10 @@ from synvirt.errors import (
 )
 from synvirt.jobs import process, runner
 from synvirt.model.values import now
-from synvirt.repository import garbage, packs, verify
+from synvirt.repository import condemned, garbage, packs, verify
 from synvirt.repository import repository as stored
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import Repository, condemned_packs
+from synvirt.repository.repository import Repository
 from synvirt.store.backups import BackupRows
 from tests.backups.house import House, disk_content
 from tests.running.processes import until
@@ -483,12 +483,11 @@ def test_damage_of_any_extent_is_found_by_worker_and_service(house: House, monke
     monkeypatch.setattr(process, "LINE_BYTES_MAX", 1600)
     monkeypatch.setattr(garbage, "CONDEMNED_AT_ONCE", 5, raising=False)
     assert house.ended(house.backups.verify(points[0])).error.code == "E_BAK_DAMAGED"  # type: ignore[union-attr]
-    condemned = condemned_packs(repository.folder)
-    assert 1 <= len(condemned) < len(repository.pack_sizes())
+    assert 1 <= len(condemned.packs_of(repository.folder)) < len(repository.pack_sizes())
     run = house.ended(house.backups.verify_repository(job.repository_id))
     assert run.error is not None
     assert run.error.code == "E_BAK_DAMAGED"
-    assert condemned_packs(repository.folder) == repository.pack_sizes().keys()
+    assert condemned.packs_of(repository.folder) == repository.pack_sizes().keys()
     assert {house.backups.points.get(point).state for point in points} == {"damaged"}
     report = run.report
     assert report is not None

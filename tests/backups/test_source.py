@@ -25,6 +25,7 @@ from synvirt.repository.disk import Before, Chunks, ChunkWriter, PointReader
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
 from synvirt.repository.manifest import PAGE_CHUNKS, Manifest, Mark
 from synvirt.repository.repository import Repository
+from synvirt.repository.session import Session
 from synvirt.sizes import GIB
 from tests.cases import cases
 from tests.repository.folders import Counted, MemoryFolder
@@ -83,7 +84,7 @@ class Host:
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[Taken, Manifest]:
         self.disk, self.doubts = disk, []
-        session = self.repository.session()
+        session = Session(self.repository)
         mark = Mark(kind="checkpoint", name="one")
         taken = take(
             ToTake(TARGET, lambda: self.disk, changed, whole_because, lambda files: stored or {}),
@@ -310,7 +311,7 @@ def test_what_the_repository_has_lost_is_stored_again(host: Host) -> None:
     (pack,) = [name for name in host.folder.files if name.startswith("packs/")]
     page = host.repository.read_page(bytes.fromhex(made.shown.disks[0].pages[0]))
     whole = host.folder.files.pop(pack)
-    session = host.repository.session()
+    session = Session(host.repository)
     session.add_page(page)  # what the manifest names is there, what that names is not
     session.commit(manifest_of(made.shown.disks[0]))
     taken, second = host.take(disk, made, list)
@@ -366,7 +367,7 @@ def test_a_backing_file_that_is_written_to_while_the_guest_is_off_gives_no_point
             ToTake(TARGET, partial(open_reader, spec)),
             None,
             host.repository,
-            host.repository.session(),
+            Session(host.repository),
             stop=lambda: False,
             on_progress=moved,
             doubt=lambda _: None,
@@ -393,7 +394,7 @@ def test_a_backing_file_in_another_folder_is_named_with_what_to_do(host: Host, t
             ToTake(TARGET, partial(open_reader, spec)),
             None,
             host.repository,
-            host.repository.session(),
+            Session(host.repository),
             stop=lambda: False,
             on_progress=lambda _: None,
             doubt=lambda _: None,
@@ -431,7 +432,7 @@ def test_an_increment_has_the_pages_that_a_whole_copy_has(before: dict[int, int]
 def written(
     repository: Repository, size: int, content: dict[int, int], before: Before | None, changed: Chunks | None
 ) -> manifests.DiskMap:
-    session = repository.session()
+    session = Session(repository)
     writer = ChunkWriter(session, size, before=before, changed=changed)
     for start, length in [(0, size)] if changed is None else changed.areas():
         at = start
@@ -461,7 +462,7 @@ def test_a_chunk_that_never_comes_or_comes_twice_or_was_not_to_come_is_refused()
     changed = Chunks(size)
     changed.add(CHUNK_BYTES, 1)
     changed.add(3 * CHUNK_BYTES, 1)
-    writer = ChunkWriter(repository.session(), size, before=Before(repository, old), changed=changed)
+    writer = ChunkWriter(Session(repository), size, before=Before(repository, old), changed=changed)
     writer.zero(CHUNK_BYTES, CHUNK_BYTES)
     with pytest.raises(DiskWriteFailed, match="twice"):
         writer.zero(CHUNK_BYTES, CHUNK_BYTES)

@@ -28,7 +28,7 @@ from synvirt.model.values import now
 from synvirt.repository import packs
 from synvirt.repository.folder import Entry, HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import Session
+from synvirt.repository.session import Session
 from synvirt.repository.verify import verify_repository
 from synvirt.store.store import StoreAway
 from tests.backups.house import House
@@ -119,7 +119,7 @@ CHILD = """
 import os, sys
 from pathlib import Path
 from synvirt.backups import under_way
-from synvirt.repository import packs, repository
+from synvirt.repository import packs, session
 from synvirt.repository.keys import CHUNK_BYTES
 from tests.backups.house import House
 
@@ -139,7 +139,7 @@ def dying(call):
 
 house = House(Path(sys.argv[1]))
 if where == "put":
-    repository.put = dying(repository.put)
+    session.put = dying(session.put)
 else:
     house.backups.points.put = dying(house.backups.points.put)
 (job,), _ = house.backups.jobs(limit=9, cursor=None)

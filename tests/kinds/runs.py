@@ -16,11 +16,11 @@ from synvirt.backups.service import Backups
 from synvirt.backups.sources.guest import Sources
 from synvirt.jobs.slots import Slots
 from synvirt.model.values import now
-from synvirt.repository import garbage, packs
+from synvirt.repository import condemned, garbage, packs
 from synvirt.repository.disk import PointReader
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import CONDEMNED_FOLDER, Repository, condemned_packs
+from synvirt.repository.repository import Repository
 from synvirt.repository.verify import verify_repository
 from synvirt.store import Store
 from tests.drawn import drawn
@@ -327,16 +327,16 @@ class Collection(Upkeep):
         shared = [self._made(disk_content()[at * CHUNK_BYTES :][:CHUNK_BYTES] + _noise(10 + at)) for at in range(self.MOVED)]
         self.guests.image(GUEST, disk_content())
         self.place.outside["point"] = self.backed_up().id
-        condemned, alone = self._made(_noise(1)), self._made(_noise(2))
+        known, alone = self._made(_noise(1)), self._made(_noise(2))
         self.guests.image(GUEST, disk_content())
         repository, moment = self.backups.repositories.opened(self.place.outside["repository"]), now().timestamp()
-        self._removed(*condemned)
+        self._removed(*known)
         assert garbage.collect(repository, now=moment).packs_condemned
-        for listed in (self.place.folder / "repository" / CONDEMNED_FOLDER).iterdir():
+        for listed in (self.place.folder / "repository" / condemned.FOLDER).iterdir():
             os.utime(listed, (moment - 2 * garbage.GRACE_S,) * 2)
         for one in (alone, *shared):
             self._removed(*one)
-        self.place.outside |= {"condemned": condemned[1], "garbage": alone[1].union(*(made for _, made in shared))}
+        self.place.outside |= {"condemned": known[1], "garbage": alone[1].union(*(made for _, made in shared))}
         self.place.outside["dry_run"] = garbage.collect(repository, now=moment, dry_run=True)
         self._of_small_packs()
 
@@ -377,7 +377,7 @@ class Collection(Upkeep):
         )
         assert there.isdisjoint(self.place.outside["condemned"])
         assert there >= self.place.outside["garbage"], "it is condemned now, and deleted a day later"
-        assert self.place.outside["garbage"] <= condemned_packs(repository.folder)
+        assert self.place.outside["garbage"] <= condemned.packs_of(repository.folder)
         assert collected is not None
         # What was moved is counted with the pack that it was moved out of, which is condemned a moment later.
         assert collected.model_copy(update={"bytes_moved": dry_run.bytes_moved}) == dry_run

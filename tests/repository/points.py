@@ -11,7 +11,8 @@ from synvirt.repository.disk import ChunkWriter, PointReader
 from synvirt.repository.folder import Folder
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
-from synvirt.repository.repository import Repository, Session, create
+from synvirt.repository.repository import Repository, create
+from synvirt.repository.session import Session
 from tests.fakes.disks import MemoryReader, MemoryWriter
 
 KEY = bytes(range(32))
@@ -30,7 +31,7 @@ def disk(blocks: str) -> MemoryReader:
 
 
 def back_up(repository: Repository, *disks: DiskReader, threads: int | None = None, session: Session | None = None) -> UUID:
-    session = session or repository.session()
+    session = session or Session(repository)
     maps = []
     for reader in disks:
         writer = ChunkWriter(session, reader.size)

@@ -10,6 +10,7 @@ from synvirt.repository import packs
 from synvirt.repository.folder import put
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect, condemn
 from synvirt.repository.repository import Repository
+from synvirt.repository.session import Session
 from synvirt.repository.verify import verify_point, verify_repository
 from tests.fakes.disks import MemoryReader
 from tests.repository.folders import MemoryFolder
@@ -105,7 +106,7 @@ def test_a_list_that_is_larger_than_any_is_not_read(monkeypatch: pytest.MonkeyPa
     opened(folder, new=True)
     content = b"\xff" * 70
     put(folder, f"condemned/{blake3(content).hexdigest()}", [content])
-    opened(folder).session()
-    monkeypatch.setattr("synvirt.repository.repository.CONDEMNED_BYTES_MAX", 69)
+    Session(opened(folder))
+    monkeypatch.setattr("synvirt.repository.condemned.BYTES_MAX", 69)
     with pytest.raises(RepositoryDamaged, match="has 70 bytes"):
-        opened(folder).session()
+        Session(opened(folder))

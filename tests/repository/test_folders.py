@@ -16,6 +16,7 @@ from synvirt.repository.folder import UNFINISHED, Folder, HostFolder, put
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import HEADER, Repository, change_key
+from synvirt.repository.session import Session
 from synvirt.repository.verify import verify_point, verify_repository
 from tests.backups.peers import Peer
 from tests.fakes.disks import MemoryReader
@@ -93,7 +94,7 @@ def test_points_are_stored_found_verified_and_restored(folder: Folder, monkeypat
     report = verify_repository(again)
     assert (report.wrongs, report.points) == ((), 2)
     assert report.packs >= 4
-    third = again.session()
+    third = Session(again)
     back_up(again, noise, session=third)
     assert (third.new_bytes, third.stored_bytes) == (0, 0)
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from synvirt.copying import Bucket, Copied, copy
 from synvirt.errors import BackupConflict, Cancelled, RepositoryDamaged
-from synvirt.repository import garbage, packs
+from synvirt.repository import condemned, garbage, packs
 from synvirt.repository.disk import ChunkWriter
 from synvirt.repository.folder import Entry, Folder
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, Sweep, collect, condemn
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import Repository, condemned_packs
+from synvirt.repository.repository import Repository
+from synvirt.repository.session import Session
 from synvirt.repository.verify import verify_repository
 from synvirt.sizes import MIB
 from tests.cases import cases
@@ -110,7 +111,7 @@ def test_a_condemned_pack_that_is_needed_again_stays() -> None:
     repository = opened(folder, new=True)
     repository.remove(back_up(repository, disk("AAAA")))
     folder.now += LATE
-    manifest_free = repository.session()
+    manifest_free = Session(repository)
     collect(repository, now=folder.now)
     folder.files = {name: file for name, file in folder.files.items() if not name.startswith("condemned/")}
     point = back_up(repository, disk("AAAA"), session=manifest_free)
@@ -144,13 +145,13 @@ def test_a_run_that_relied_on_what_is_condemned_is_refused_and_the_next_writes_i
     repository = opened(folder, new=True)
     repository.remove(back_up(repository, disk("AAAA")))
     folder.now += LATE
-    session = repository.session()
+    session = Session(repository)
     writer = ChunkWriter(session, disk("AAAA").size)
     copy(disk("AAAA"), writer, fresh=False)
     collect(Repository(folder, KEY), now=folder.now)
     with pytest.raises(BackupConflict, match="garbage"):
         back_up(repository, disk("AAAA"), session=session)
-    again = repository.session()
+    again = Session(repository)
     point = back_up(repository, disk("AAAA"), session=again)
     assert again.new_bytes > 0
     collect(repository, now=folder.now + GRACE_S)
@@ -179,7 +180,7 @@ def test_a_run_that_ends_while_what_it_relied_on_is_deleted_is_refused() -> None
     repository.remove(back_up(repository, disk("AAAA")))
     folder.now += LATE
     between = Between(folder)
-    session = Repository(between, KEY).session()
+    session = Session(Repository(between, KEY))
     copy(disk("AAAA"), ChunkWriter(session, disk("AAAA").size), fresh=False)
     collect(repository, now=folder.now)
     between.then = lambda: collect(repository, now=folder.now + GRACE_S)
@@ -205,7 +206,7 @@ def test_two_hosts_that_collect_at_once_keep_the_same_one_of_two_copies() -> Non
     """Both had written the chunks at once. Each host's index has its own packs in another place than the other host's."""
     folder = MemoryFolder()
     here, there = opened(folder, new=True), Repository(folder, KEY)
-    sessions = [one.session() for one in (here, there)]
+    sessions = [Session(one) for one in (here, there)]
     points = [back_up(one, disk("AAAABBBB"), session=session) for one, session in zip((here, there), sessions, strict=True)]
     assert len(Repository(folder, KEY).pack_sizes()) == 2
     folder.now += LATE
@@ -273,7 +274,7 @@ def test_what_was_moved_is_not_moved_again_by_one_that_goes_on(monkeypatch: pyte
 
     with pytest.raises(Died):
         collect(Repository(Dying(folder), KEY), now=folder.now)
-    moved = sources & condemned_packs(folder)
+    moved = sources & condemned.packs_of(folder)
     assert len(moved) == 2
     read: list[str] = []
     read_frame = packs.read_frame
@@ -285,7 +286,7 @@ def test_what_was_moved_is_not_moved_again_by_one_that_goes_on(monkeypatch: pyte
     monkeypatch.setattr(packs, "read_frame", counted)
     collect(Repository(folder, KEY), now=folder.now)
     assert moved.isdisjoint(read)
-    assert sources == sources & condemned_packs(folder)
+    assert sources == sources & condemned.packs_of(folder)
     assert restored(Repository(folder, KEY), stays) == [b"".join(content[:CHUNK_BYTES] for content in noise)]
 
 

@@ -8,12 +8,13 @@ from random import Random
 import pytest
 
 from synvirt.errors import BackupConflict, SynvirtError
-from synvirt.repository import footers, packs, verify
+from synvirt.repository import condemned, footers, packs, verify
 from synvirt.repository.disk import PointReader
 from synvirt.repository.folder import Entry
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import Repository, condemned_packs
+from synvirt.repository.repository import Repository
+from synvirt.repository.session import Session
 from synvirt.repository.verify import PointLooked, verify_point, verify_repository
 from tests.fakes.disks import MemoryReader
 from tests.repository.folders import MemoryFolder, Stale
@@ -90,14 +91,14 @@ class OldPacks(Stale):
 def test_a_run_that_still_sees_packs_which_are_gone_is_refused() -> None:
     """It took longer than the grace of what it relies on, and stores nothing, which would make its host look again."""
     folder = next(_starts())
-    session = Repository(OldPacks(folder, fresh_at=1_000), KEY).session()
+    session = Session(Repository(OldPacks(folder, fresh_at=1_000), KEY))
     for late in (0, GRACE_S + 1):
         collected = collect(Repository(folder, KEY), now=folder.now + late)
     assert collected.packs_deleted == 1
     with pytest.raises(BackupConflict):
         back_up(session._repository, _small("AAB"), session=session, threads=0)
     assert _is_well(folder) == 1
-    assert condemned_packs(folder) == frozenset()
+    assert condemned.packs_of(folder) == frozenset()
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -27,6 +27,7 @@ from synvirt.repository.disk import ChunkWriter, PointReader
 from synvirt.repository.folder import UNFINISHED, HostFolder, file_system_of, put
 from synvirt.repository.keys import CHUNK_BYTES, from_recovery_text, new_key, recovery_text
 from synvirt.repository.repository import Repository, create
+from synvirt.repository.session import Session
 from synvirt.repository.verify import verify_point, verify_repository
 from tests.cases import cases
 from tests.contracts.readers import ReaderCase, ReaderContract
@@ -63,21 +64,21 @@ def test_what_is_restored_is_what_was_backed_up(blocks: str, block_bytes: int, t
 
 def test_a_chunk_that_is_there_is_not_stored_again() -> None:
     repository = opened(MemoryFolder(), new=True)
-    first = repository.session()
+    first = Session(repository)
     back_up(repository, disk("AAAABBBBCCCCDDDD"), session=first)
     assert first.new_bytes == 4 * CHUNK_BYTES + manifests.PAGE_BYTES
-    second = repository.session()
+    second = Session(repository)
     point = back_up(repository, disk("AAAABBBBXCCCDDDDAAAA"), session=second)
     assert second.new_bytes == CHUNK_BYTES + manifests.PAGE_BYTES
     assert restored(repository, point) == [disk("AAAABBBBXCCCDDDDAAAA").content]
-    third = repository.session()
+    third = Session(repository)
     back_up(repository, disk("AAAABBBBXCCCDDDDAAAA"), session=third)
     assert (third.new_bytes, third.stored_bytes) == (0, 0)
 
 
 def test_zeros_are_not_stored_whether_the_source_says_so_or_not() -> None:
     repository = opened(MemoryFolder(), new=True)
-    session = repository.session()
+    session = Session(repository)
     point = back_up(repository, disk("----0000--00"), session=session)
     assert (session.new_bytes, session.stored_bytes) == (0, 0)
     assert [extent.zero for extent in PointReader(repository, repository.manifest(point).shown.disks[0]).extents()] == [True]
@@ -140,7 +141,7 @@ def test_a_pack_without_memory_for_a_frame_is_as_it_was() -> None:
 def test_a_thread_without_memory_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits for the pack before the last: where that is never free again, the run hangs instead of failing."""
     monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
-    session, drawn = opened(MemoryFolder(), new=True).session(), Random(3)
+    session, drawn = Session(opened(MemoryFolder(), new=True)), Random(3)
     session.add(drawn.randbytes(CHUNK_BYTES))
     with monkeypatch.context() as crowded:
         crowded.setattr(packs.Pack, "add", lambda *_: Crowded().__iadd__(b""))
@@ -154,7 +155,7 @@ def test_a_thread_without_memory_stops_no_other(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_point_exists_only_once_its_manifest_does() -> None:
     repository = opened(MemoryFolder(), new=True)
-    session = repository.session()
+    session = Session(repository)
     writer = ChunkWriter(session, CHUNK_BYTES)
     copy(disk("AAAA"), writer, fresh=False)
     writer.finish()
@@ -163,7 +164,7 @@ def test_a_point_exists_only_once_its_manifest_does() -> None:
 
 def test_a_disk_of_which_not_every_byte_came_is_no_disk() -> None:
     repository = opened(MemoryFolder(), new=True)
-    writer = ChunkWriter(repository.session(), 2 * CHUNK_BYTES)
+    writer = ChunkWriter(Session(repository), 2 * CHUNK_BYTES)
     writer.write(0, memoryview(b"x" * CHUNK_BYTES))
     with pytest.raises(DiskWriteFailed, match=str(CHUNK_BYTES)):
         writer.finish()
@@ -263,7 +264,7 @@ def test_a_folder_of_this_host_holds_a_sparse_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", [0, CHUNK_BYTES // 2, CHUNK_BYTES - 1])
 def test_a_disk_of_which_a_byte_never_came_is_none(missing: int) -> None:
     content = memoryview(bytearray(b"x" * CHUNK_BYTES))
-    writer = ChunkWriter(opened(MemoryFolder(), new=True).session(), 2 * CHUNK_BYTES)
+    writer = ChunkWriter(Session(opened(MemoryFolder(), new=True)), 2 * CHUNK_BYTES)
     writer.write(0, content)
     writer.write(CHUNK_BYTES, content[:missing])
     writer.write(CHUNK_BYTES + missing + 1, content[missing + 1 :])

@@ -6,7 +6,8 @@ order:
     manifest.py    a restore point's description
     index.py       the place of each chunk; footers.py keeps copies of the packs' footers on this host
     folder.py      calls to the place; peer.py: the same for another SynVirt
-    repository.py  sessions that write, points that are read
+    repository.py  points that are read; session.py: one that is written
+    condemned.py   packs that nothing needed: what is written does not rely on them
     disk.py        DiskWriter into a repository, DiskReader of a point
     verify.py      whether it is what was written; garbage.py removes what nothing needs
     peer_offer.py  a folder that this host keeps for another; peer_needs.py what its points need

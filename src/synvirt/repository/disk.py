@@ -14,7 +14,8 @@ from synvirt.disks.layers import Layer
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, RepositoryDamaged
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
 from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, chunks_of
-from synvirt.repository.repository import Repository, Session
+from synvirt.repository.repository import Repository
+from synvirt.repository.session import Session
 
 CALLS_AT_ONCE = 64
 # 16 MiB: what a file system reads again while it is read.

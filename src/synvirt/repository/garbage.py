@@ -24,10 +24,10 @@ from blake3 import blake3
 from synvirt.copying import Bucket, Copied
 from synvirt.errors import Cancelled, RepositoryDamaged
 from synvirt.model.values import Bytes, Model
-from synvirt.repository import packs
+from synvirt.repository import condemned, packs
 from synvirt.repository.folder import UNFINISHED, Folder, put
 from synvirt.repository.manifest import NONE, PAGE_BYTES, names_in
-from synvirt.repository.repository import CONDEMNED_FOLDER, Repository, condemned_lists
+from synvirt.repository.repository import Repository
 from synvirt.sizes import counted
 
 GRACE_S = 24 * 3600
@@ -38,7 +38,7 @@ YOUNG_S = 7 * 24 * 3600
 MOVED_AT_ONCE = 16
 # Deleted and condemned packs in one part of a sweep: half a MiB of names, which is stored before the part is done.
 SWEPT_AT_ONCE = 2048
-# Packs in one list: 7 MiB. A list of over CONDEMNED_BYTES_MAX is not read.
+# Packs in one list: 7 MiB. A list of over condemned.BYTES_MAX is not read.
 CONDEMNED_AT_ONCE = 100_000
 
 
@@ -130,7 +130,7 @@ def collect(
     repository.refresh()
     folder = repository.folder
     now = folder.clock() if now is None else now
-    lists = condemned_lists(folder)
+    lists = condemned.lists_of(folder)
     bucket = None if bandwidth_bps is None else Bucket(bandwidth_bps)
 
     def about_to_read(count: int) -> None:
@@ -292,4 +292,4 @@ def condemn(folder: Folder, names: Sequence[str]) -> None:
     older points too."""
     for at in range(0, len(names), CONDEMNED_AT_ONCE):
         content = "".join(f"{name}\n" for name in names[at : at + CONDEMNED_AT_ONCE]).encode()
-        put(folder, f"{CONDEMNED_FOLDER}/{blake3(content).hexdigest()}", [content])
+        put(folder, f"{condemned.FOLDER}/{blake3(content).hexdigest()}", [content])

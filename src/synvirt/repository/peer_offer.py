@@ -30,7 +30,7 @@ from synvirt.errors import (
     RepositoryFull,
     SynvirtError,
 )
-from synvirt.repository import key_change, packs, repository
+from synvirt.repository import condemned, key_change, packs, repository
 from synvirt.repository import manifest as manifests
 from synvirt.repository.folder import UNFINISHED, Entry, HostFolder
 from synvirt.sizes import KIB, MIB
@@ -52,7 +52,7 @@ _KINDS: dict[str, tuple[re.Pattern[str], int]] = {
     "point": (re.compile(rf"points/{_UUID}\.point"), manifests.MANIFEST_BYTES_MAX),
     "kept": (re.compile(rf"points/{_UUID}\.kept"), 0),
     "key": (re.compile(rf"{key_change.FOLDER}/{_HEX64}"), key_change.CHANGE_BYTES_MAX),
-    "condemned": (re.compile(rf"condemned/{_HEX64}"), repository.CONDEMNED_BYTES_MAX),
+    "condemned": (re.compile(rf"condemned/{_HEX64}"), condemned.BYTES_MAX),
 }
 # The least that a file costs, in blocks and names: a quota must also limit a million empty files.
 FILE_BYTES_MIN = 4 * KIB

@@ -3,15 +3,13 @@
 A restore point exists from the moment its manifest has its name: its packs are durable by then. Nothing is ever changed in
 place. In memory there is an index (index.py) of the packs' footers; a file of this host has copies of them.
 
-    session() ─▶ add(chunk) … add_page(…) ─▶ commit(manifest)       one writer of many; no locks between hosts
-    manifest(id) ─▶ chunk_names(disk) ─▶ read_chunk(name)           disk.py makes a DiskReader of it
+    manifest(id) ─▶ chunk_names(disk) ─▶ read_chunk(name)           disk.py makes a DiskReader of it; session.py writes
 """
 
 import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
@@ -19,12 +17,12 @@ from uuid import UUID, uuid4
 from blake3 import blake3
 
 from synvirt.errors import BackupConflict, BackupNotFound, RepositoryDamaged, RepositoryKeyWrong, SynvirtError
-from synvirt.repository import key_change, packs
+from synvirt.repository import condemned, key_change, packs
 from synvirt.repository import manifest as manifests
 from synvirt.repository.folder import UNFINISHED, Folder, put
 from synvirt.repository.keys import CHUNK_BYTES, KeyRing, Keys
 from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown, Unread
-from synvirt.sizes import KIB, MIB
+from synvirt.sizes import KIB
 
 if TYPE_CHECKING:  # it loads numpy, which a service without a repository does not need
     from synvirt.repository.index import Place
@@ -33,12 +31,10 @@ Read = TypeVar("Read")
 
 FORMAT = 1
 HEADER = "repository"
-# A header has some 300. A list of condemned packs has 70 for each pack of 64 MiB: this is for packs of 12 TiB.
-HEADER_BYTES_MAX, CONDEMNED_BYTES_MAX = 64 * KIB, 16 * MIB
-CONDEMNED_FOLDER = "condemned"
+# It has some 300.
+HEADER_BYTES_MAX = 64 * KIB
 KEPT_SUFFIX = ".kept"
-_LISTED_AGAIN = "remove it: what is not needed is listed again"
-FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, key_change.FOLDER, UNFINISHED)
+FOLDERS = (packs.FOLDER, manifests.FOLDER, condemned.FOLDER, key_change.FOLDER, UNFINISHED)
 
 
 def create(folder: Folder, master: bytes) -> UUID:
@@ -142,7 +138,7 @@ class Repository:
         with self._lock:
             there = {entry.name: entry.size_bytes for entry in self.folder.entries(packs.FOLDER)}
             with contextlib.suppress(RepositoryDamaged):  # an unreadable list stops writers, but not restores
-                self._condemned = condemned_packs(self.folder)
+                self._condemned = condemned.packs_of(self.folder)
             unreadable = self.index.update(there)
             if unreadable:  # a pack that a collection has deleted since it was listed cannot be read
                 left = {entry.name for entry in self.folder.entries(packs.FOLDER)}
@@ -314,13 +310,7 @@ class Repository:
             self._unsound |= unsound
         raise failure
 
-    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def session(self) -> "Session":
-        """A writing session, with the newest index of the packs."""
-        self.refresh()
-        condemned_packs(self.folder)
-        return Session(self)
+    # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def keep(self, point_id: UUID, *, kept: bool) -> None:
         """Sets whether the point is protected from removal. Idempotent."""
@@ -352,149 +342,3 @@ def is_id(name: str) -> bool:
         return str(UUID(name)) == name
     except ValueError:
         return False
-
-
-def condemned_packs(folder: Folder) -> frozenset[str]:
-    """The packs in any list of condemned ones (`garbage.py`). RepositoryDamaged."""
-    return frozenset(name for listed in condemned_lists(folder) for name in listed.packs)
-
-
-@dataclass(frozen=True, slots=True)
-class Condemned:
-    """A list of packs that nothing needed at that time, in seconds since 1970 by the repository's own clock."""
-
-    name: str
-    at: float
-    packs: tuple[str, ...]
-
-
-def condemned_lists(folder: Folder) -> list[Condemned]:
-    """Each is a file with one pack name per line; its name is the BLAKE3 of its bytes. RepositoryDamaged."""
-    found = []
-    for entry in folder.entries(CONDEMNED_FOLDER):
-        name = f"{CONDEMNED_FOLDER}/{entry.name}"
-        if entry.size_bytes > CONDEMNED_BYTES_MAX:
-            raise RepositoryDamaged(f"the list {name} has {entry.size_bytes} bytes", hint=_LISTED_AGAIN)
-        try:
-            content = folder.read(name, 0, entry.size_bytes)
-        except RepositoryDamaged:
-            if entry.name in {one.name for one in folder.entries(CONDEMNED_FOLDER)}:
-                raise
-            continue  # another collection has finished with this list
-        if blake3(content).hexdigest() != entry.name:
-            raise RepositoryDamaged(f"the list {name} has changed", hint=_LISTED_AGAIN)
-        found.append(Condemned(name, entry.modified_at, tuple(content.decode("latin-1").split())))
-    return found
-
-
-class Session:
-    """The session of one run that writes. `add` may be called from any thread; its data is durable once `commit` returns.
-
-    Chunks that the repository has are not written again. If a pack that the session relies on is condemned meanwhile, the
-    commit is refused. A pack that is condemned later stays until a collection has read the manifest, which exists by then
-    (`garbage.py`).
-    """
-
-    def __init__(self, repository: Repository) -> None:
-        self._repository, self._keys = repository, repository.keys
-        self._pack = packs.Pack()
-        # The memory of the last pack that was stored, if the present one does not use it.
-        self._spare: memoryview | None = None
-        self._mine: set[bytes] = set()
-        self._used: set[str] = set()
-        self._lock, self._putting = threading.Lock(), threading.Lock()
-        # By length, once a chunk of it is added.
-        self._zero_names: dict[int, bytes] = {}
-        # Bytes of disks that were new to the repository, and the bytes of their packs.
-        self.new_bytes = self.stored_bytes = 0
-
-    def add(self, chunk: bytes | bytearray | memoryview) -> bytes:
-        """The chunk's name, which is NONE for zeros."""
-        name = self._keys.chunk_name(chunk)
-        if name == self._zero_name(len(chunk)):
-            return NONE
-        if self._is_new(name):
-            frame = self._keys.frame(name, chunk)
-            self._append(name, packs.CHUNK, frame, len(chunk))
-        return name
-
-    def add_page(self, page: bytes) -> bytes:
-        """Stores a page unless the repository has it, and gives its name (32 bytes)."""
-        if page == bytes(PAGE_BYTES):
-            return NONE
-        name = self._keys.page_name(page)
-        if self._is_new(name):
-            self._append(name, packs.PAGE, page, len(page))
-        return name
-
-    def rely_on(self, name: bytes) -> bool:
-        """Whether the repository has that chunk or page, and keeps it: the commit checks that it still does."""
-        if name == NONE:
-            return True
-        with self._lock:
-            place = self._repository.reusable(name)
-            if place is not None:
-                self._used.add(place.pack)
-            return place is not None
-
-    def _zero_name(self, length: int) -> bytes:
-        if length not in self._zero_names:
-            self._zero_names[length] = self._keys.chunk_name(bytes(length))
-        return self._zero_names[length]
-
-    def _is_new(self, name: bytes) -> bool:
-        """True only for the first caller, who then adds it."""
-        with self._lock:
-            if name in self._mine:
-                return False
-            place = self._repository.reusable(name)
-            if place is not None:
-                self._used.add(place.pack)
-                return False
-            self._mine.add(name)
-            return True
-
-    def _append(self, name: bytes, kind: int, frame: bytes | memoryview, length: int) -> None:
-        full = None
-        with contextlib.ExitStack() as putting:
-            with self._lock:
-                if self._pack.names and not self._pack.fits(len(frame)):
-                    # The last pack must be stored before the next one is begun, so that there are never three in memory.
-                    putting.enter_context(self._putting)
-                    full = self._taken()
-                self._pack.add(name, kind, frame, length)
-                self.new_bytes += length
-            if full is not None:
-                self._put(full)
-
-    def _taken(self) -> packs.Pack:
-        """The present pack, to be stored. Another one takes its place, in the memory of the one before."""
-        full, self._pack, self._spare = self._pack, packs.Pack(self._spare), None
-        return full
-
-    def _put(self, full: packs.Pack) -> None:
-        name, content, tail = full.closed()
-        put(self._repository.folder, f"{packs.FOLDER}/{name}", [content])
-        self._repository.index.add(name, len(content), tail)
-        # Not under _lock: a thread that waits for _putting holds that. Only one thread at a time is here, and a set is changed
-        # atomically.
-        self._used.add(name)
-        self._mine.difference_update(full.names)  # they are in the index now
-        self._spare = full.held
-        self.stored_bytes += len(content)
-
-    def commit(self, manifest: Manifest, sign: manifests.Sign = lambda digest: None) -> None:
-        """The restore point exists when this returns. BackupConflict, where something that it relies on is being removed."""
-        with self._putting:
-            if self._pack.names:
-                self._put(self._taken())
-        folder = self._repository.folder
-        # In this order: a collection deletes packs first, and then the list that condemned them.
-        condemned = condemned_packs(folder)
-        missing = self._used - {entry.name for entry in folder.entries(packs.FOLDER)}
-        if missing or self._used & condemned:
-            raise BackupConflict(
-                "the repository's garbage was collected while the run went on, and took what the run relied on",
-                hint="start the run again: it writes what is missing",
-            )
-        put(folder, manifests.file_name(manifest.shown.id), [manifests.written(manifest, self._keys, sign)])

@@ -22,10 +22,10 @@ from synvirt.copying import default_threads
 from synvirt.disks.checking.looking import first_found
 from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
 from synvirt.model.values import Bytes, Model
-from synvirt.repository import packs
+from synvirt.repository import condemned, packs
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
 from synvirt.repository.manifest import NONE, PAGE_BYTES, DiskMap, names_in
-from synvirt.repository.repository import Repository, condemned_lists, header_of
+from synvirt.repository.repository import Repository, header_of
 from synvirt.sizes import counted
 
 A = TypeVar("A")
@@ -160,7 +160,7 @@ def judged(
 
 
 def _header_and_lists(repository: Repository) -> Iterator[str]:
-    for check in (header_of, condemned_lists):
+    for check in (header_of, condemned.lists_of):
         try:
             check(repository.folder)
         except RepositoryDamaged as error:

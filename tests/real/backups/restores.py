@@ -21,6 +21,7 @@ from synvirt.kvm.connection import Connection, short_root
 from synvirt.model.values import now
 from synvirt.repository.disk import ChunkWriter
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
+from synvirt.repository.session import Session
 from synvirt.settings import Settings
 from synvirt.store import Store
 
@@ -78,7 +79,7 @@ class Room:
 
     def point(self, xml: str, disks: dict[str, Path], *, vm_id: UUID | None = None, **sealed: object) -> RestorePoint:
         """Of the raw files `disks`, by target."""
-        session = self.backups.repositories.opened(self.known.id).session()
+        session = Session(self.backups.repositories.opened(self.known.id))
         maps = []
         for path in disks.values():
             reader = RawReader(str(path))

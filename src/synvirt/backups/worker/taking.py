@@ -23,7 +23,8 @@ from synvirt.errors import Cancelled, DeltaFallback, HostPathRejected, SourceRea
 from synvirt.repository.disk import Before, Chunks, ChunkWriter
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.manifest import NONE, PAGE_CHUNKS, DiskMap, Manifest, Named, chunks_of
-from synvirt.repository.repository import Repository, Session
+from synvirt.repository.repository import Repository
+from synvirt.repository.session import Session
 
 SAMPLES = 64
 SLICE_CHUNKS = 256

@@ -57,7 +57,8 @@ from synvirt.jobs.worker import Task
 from synvirt.repository.garbage import Sweep, collect
 from synvirt.repository.manifest import Manifest, Sealed, Shown, Signature
 from synvirt.repository.opening import OpenRepositories
-from synvirt.repository.repository import Repository, Session
+from synvirt.repository.repository import Repository
+from synvirt.repository.session import Session
 from synvirt.repository.specs import PointSpec
 from synvirt.repository.verify import Looked, PacksLooked, PointLooked, judged, look_at_packs, verify_point
 
@@ -86,7 +87,7 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
     """Stores each disk, then sends Ready. The point exists when the service has sent Commit and this returns."""
     with OpenRepositories() as repositories, ExitStack() as stack:
         repository = repositories.repository(order.repository)
-        session = repository.session()
+        session = Session(repository)
         base = None if order.base is None else repository.manifest(UUID(order.base), order.base_sha256)
         journal = None
         if order.journal is not None:
