@@ -42,12 +42,15 @@ from synvirt.migrations.warm.syncing import copy_full, cut_over, sync
 from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
+from synvirt.model.problems import Problem
 from synvirt.model.values import now
 from synvirt.offline import OfflineImporter
 
 Step = Callable[[Job], Awaitable[Facts]]
 
 log = structlog.get_logger(__name__)
+
+NO_WARM_MODE = "the source has no warm mode"
 
 # ── Queued: the VM, and whether the plan can work at all ─────────────────────────────────────────────────────────────
 
@@ -90,16 +93,18 @@ def _cold_instead(job: Job, manifest: VmManifest, *, supports_warm: bool) -> dic
     """The fields of a warm job that becomes a cold one; none, where its source can be copied warm.
     CbtUnsupported, where the plan wants that to fail."""
     plan = job.migration.plan
-    reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else "the source has no warm mode"
+    reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else NO_WARM_MODE
     if reason is None:
         return {}
     if plan.warm.untracked == "fail":
         raise CbtUnsupported(f"{manifest.name} cannot be copied warm: {reason}", hint="plan it Cold, or repair its source")
-    error = CbtUnsupported(
-        f"{manifest.name} cannot be copied warm, so the job runs cold: {reason}",
-        hint=None if plan.source.Offline else "the guest is shut down for the whole copy; cancel if that does not suit",
-    )
-    return {"mode_effective": Mode.COLD, "last_error": job.problem(error, fatal=False)}
+    hint = None if plan.source.Offline else "the guest is shut down for the whole copy; cancel if that does not suit"
+    return {"mode_effective": Mode.COLD, "last_error": _runs_cold(job, manifest, reason, hint)}
+
+
+def _runs_cold(job: Job, manifest: VmManifest, reason: str, hint: str | None = None) -> Problem:
+    detail = f"{manifest.name} cannot be copied warm, so the job runs cold: {reason}"
+    return job.problem(CbtUnsupported(detail, hint=hint), fatal=False)
 
 
 async def _take_volumes(job: Job) -> None:
@@ -110,8 +115,12 @@ async def _take_volumes(job: Job) -> None:
 
 
 async def _nothing_to_copy(job: Job) -> Facts:
-    """For a retry of an Offline job: the failed job has copied its file completely, and the file may be gone."""
-    await job.change(started_at=now())
+    """For a retry of an Offline job: the failed job has copied its file completely, and the file may be gone. What was planned
+    Warm was copied cold, whatever `warm.untracked` says by now."""
+    fields: dict[str, object] = {"started_at": now()}
+    if job.migration.plan.mode is Mode.WARM:
+        fields["last_error"] = _runs_cold(job, job.manifest, NO_WARM_MODE)
+    await job.change(**fields)
     await claim(job)
     if job.converts:
         await job.in_thread(job.rooms.preparer.check, job.manifest)

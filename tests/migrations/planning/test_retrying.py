@@ -37,11 +37,11 @@ def jobs(house: House) -> list[Migration]:
     return [Migration.model_validate_json(document) for document in house.store.documents(limit=100)[0]]
 
 
-def failed(house: House) -> Migration:
+def failed(house: House, **fields: Any) -> Migration:
     folder = house.imports / "appliance"
     folder.mkdir()
     (folder / f"{DISK}.raw").write_bytes(Random(3).randbytes(3 * MIB))
-    job = house.run(house.intake.submit(offline_plan(folder)).id)
+    job = house.run(house.intake.submit(offline_plan(folder, **fields)).id)
     assert job.state == State.FAILED
     return job
 
@@ -64,6 +64,15 @@ def test_a_conversion_that_failed_is_tried_again_on_the_same_copy(house: House) 
     assert (again.retry_of, house.store.get(before.id).retried_by) == (before.id, again.id)
     assert (before.attempt, again.attempt) == (1, 2)
     assert again.passes == ()
+
+
+def test_a_retry_of_a_warm_plan_says_that_it_was_copied_cold(house: House) -> None:
+    """As its first job does: specification part 1, 7."""
+    before = failed(house, mode="Warm")
+    mended(house)
+    again = house.run(house.intake.retry(before.id, {}).id)
+    assert (again.state, again.plan.mode, again.mode_effective) == (State.COMPLETED, Mode.WARM, Mode.COLD)
+    assert error(again) == ("E_MIG_CBT_UNSUPPORTED", False)
 
 
 def test_a_guest_that_was_converted_is_not_converted_twice(house: House) -> None:
