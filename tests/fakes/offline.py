@@ -13,7 +13,8 @@ from synvirt.offline import OpenedDisk
 
 
 class FakeImporter:
-    """`family` is the guest's. A file `wrong` in the folder makes its checksums wrong."""
+    """`family` is the guest's. A file `wrong` in the folder makes its checksums wrong; a file
+    `boots-last` makes the last disk the one that the guest boots from."""
 
     kind: ClassVar[OfflineKind] = OfflineKind.OVF_FOLDER
 
@@ -27,14 +28,15 @@ class FakeImporter:
         disks = sorted(path.glob("*.raw"))
         if not disks:
             raise MalformedArchive(f"{path.name} holds no disk")
+        orders = range(len(disks))[:: -1 if (path / "boots-last").exists() else 1]
         return VmManifest(
             vm_id=path.name,
             name=path.name,
             memory_bytes=512 << 20,
             guest_os=GuestOs.model_validate({"family": self.family}),
             disks=tuple(
-                Disk(key=disk.stem, label=disk.stem, capacity_bytes=disk.stat().st_size, boot_order=number + 1)
-                for number, disk in enumerate(disks)
+                Disk(key=disk.stem, label=disk.stem, capacity_bytes=disk.stat().st_size, boot_order=order + 1)
+                for disk, order in zip(disks, orders, strict=True)
             ),
         )
 

@@ -21,6 +21,18 @@ class AdoptFailed(V2vFailed):
     again."""
 
 
+def in_order(manifest: "VmManifest", devices: Mapping[str, str]) -> list[str]:
+    """The devices in the order in which a preparer gets them. `devices`: by the keys of their disks.
+
+    Of several systems the first is prepared, so with Windows the disk that it boots from comes first, whichever it is. A Linux
+    keeps the order of its disks: it names them by that (/dev/sdb), and what names them is rewritten to the names that they get
+    here, in the same order."""
+    disks = [disk for disk in manifest.disks if disk.key in devices]
+    if manifest.guest_os.family == "windows":
+        disks.sort(key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
+    return [devices[disk.key] for disk in disks]
+
+
 class GuestPreparer(Protocol):
     """Prepares a guest in two steps, so that a failure never costs a new copy of the disks:
 
@@ -29,8 +41,8 @@ class GuestPreparer(Protocol):
     - `wants(manifest)`: whether this guest needs preparing (Windows does).
     - `check(manifest)`: V2vFailed with the cause, when what this guest's conversion needs is missing on this host: the tool,
       or the driver image.
-    - `convert(name, ...)`: installs the drivers (boot disk first in `devices`). The changes are in overlays of that name, which
-      each call makes again, and which are durable on return. V2vFailed with the cause; Cancelled. The volumes are not
+    - `convert(name, ...)`: installs the drivers (`devices` as `in_order` has them). The changes are in overlays of that name,
+      which each call makes again, and which are durable on return. V2vFailed with the cause; Cancelled. The volumes are not
       changed. `backing`: for each device that is an overlay in qcow2 itself, its raw backing file.
     - `adopt(name, devices)`: commits the overlays into the volumes; durable on return. May run again after a crash or
       AdoptFailed; does nothing where there are no overlays.

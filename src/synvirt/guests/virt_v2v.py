@@ -212,7 +212,7 @@ def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) 
     pools = [device for device in devices if device not in files]
     confs = [str(Path(one.rpartition("conf=")[2].replace("\\:", ":")).parent) for one in pools if "conf=" in one]
     return converter(
-        # Of several systems, that of the boot disk, which comes first: it would ask which, and nobody answers.
+        # Of several systems the first one: it would ask which, and nobody answers.
         [PROGRAM, "--machine-readable=stream:stdout", "--root", "first", "-i", "libvirtxml", str(domain)],
         reads=[*files, *confs],
         writes=[str(folder), str(domain.parent)],

@@ -22,6 +22,7 @@ from synvirt.errors import (
     PersistFailed,
     SynvirtError,
 )
+from synvirt.guests import in_order
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
@@ -285,7 +286,7 @@ async def v2v_processing(job: Job) -> Facts:
     """Converts the guest on overlays of its volumes, and commits them when that succeeded. A failed conversion needs no new
     copy. A commit is tried again: else the volumes would have half of it."""
     preparer, name = job.rooms.preparer, str(job.id)
-    devices = [volume.path for volume in await job.in_thread(_volumes, job)]
+    devices = in_order(job.manifest, {volume.disk_key: volume.path for volume in await job.in_thread(_volumes, job)})
     await job.record("conversion", name)
     if job.migration.conversion is None or job.migration.conversion.finished_at is None:
         await job.change(conversion=Conversion(tool=preparer.tool, started_at=now()))

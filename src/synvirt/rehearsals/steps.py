@@ -23,6 +23,7 @@ from synvirt.errors import (
     PersistFailed,
     SynvirtError,
 )
+from synvirt.guests import in_order
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
@@ -88,7 +89,7 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
     if not rehearsal.read and rehearsal.conversion_s is None and (found := _read(under_way, volumes)):
         under_way.move(read=found)
     if job.converts:
-        name, devices = str(rehearsal.id), [volume.path for volume in volumes]
+        name, devices = str(rehearsal.id), in_order(job.manifest, {volume.disk_key: volume.path for volume in volumes})
         if rehearsal.conversion_s is None:
             began = time.monotonic()
             preparer.convert(name, job.manifest, devices, lambda kind, text: None, under_way.stop, backing=_backing(volumes))

@@ -87,6 +87,23 @@ def test_a_windows_guest_is_prepared_before_it_starts(tmp_path: Path) -> None:
     house.close()
 
 
+@pytest.mark.parametrize(("family", "converted"), [("windows", "disk-1"), ("linux", DISK)])
+def test_drivers_go_into_the_disk_that_windows_boots_from_and_a_linux_keeps_the_order_of_its_disks(
+    tmp_path: Path, family: str, converted: str
+) -> None:
+    """Which may be any of them: an old system disk often comes first, as a disk for data. A Linux names its disks by their
+    order, which its fstab is rewritten by."""
+    house = House(tmp_path, family=family, workers=in_process)
+    contents = {DISK: some_disk(seed=1), "disk-1": some_disk(seed=2)}
+    folder = imported(house, contents)
+    (folder / "boots-last").touch()
+    job = run(house, offline_plan(folder, conversion="always"))
+    assert job.state == State.COMPLETED
+    marked = [key for key in contents if house.volume(job, key).read_bytes().startswith(MARK)]
+    assert marked == [converted]
+    house.close()
+
+
 @pytest.mark.parametrize(
     ("family", "conversion", "prepared"),
     [("linux", "auto", False), ("linux", "always", True), ("windows", "auto", True), ("windows", "never", False)],
