@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from synvirt.guests.inside import looking
 from synvirt.guests.inside.looking import facts_of
+from synvirt.guests.inside.mirrors import AWAY
 from synvirt.proof.sameness import compared
 from synvirt.sizes import MIB
 from tests.devices import unmount
@@ -27,6 +29,9 @@ from tests.running.processes import until
 
 # Of all that are made here: a move keeps it.
 UUID = "11111111-2222-3333-4444-555555555555"
+
+# Of parts of a software RAID: roles, and a feature.
+IN, SPARE, FAULTY, REBUILT = 0, 0xFFFF, 0xFFFE, 2
 
 
 @pytest.fixture
@@ -191,10 +196,58 @@ def test_a_linux_is_read_beside_volumes_that_are_not(tree: Path, tmp_path: Path)
 def test_a_linux_on_a_mirror_of_software_raid_is_read(tree: Path, tmp_path: Path) -> None:
     root, disk = tmp_path / "root.img", tmp_path / "disk.img"
     ext4(root, tree)
-    raid(disk, 1, root.read_bytes())
+    raid(disk, 1, root.read_bytes(), roles=[IN])
     found = facts_of([str(disk)])
     assert found.pop("volume disk 1 from byte 0 on").startswith("ext4 ")
     assert LINUX.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        {"events": 17, "roles": [IN, 1]},
+        {"events": 19, "roles": [IN, 1]},
+        {"events": 20, "roles": [SPARE, 1]},
+        {"events": 20, "roles": [IN, 1], "flags": REBUILT},
+    ],
+    ids=["left long ago", "left just now", "spare", "rebuilt now"],
+)
+def test_a_mirror_that_was_away_is_not_believed(stale: dict[str, Any], tree: Path, tmp_path: Path) -> None:
+    """It has a whole file system, as it was when it left its array, or was half rebuilt."""
+    roles = stale["roles"] if stale["events"] == 20 else [FAULTY, 1]
+    old, before, now = tmp_path / "old", tmp_path / "before.img", tmp_path / "now.img"
+    shutil.copytree(tree, old, symlinks=True)
+    (old / "etc/hostname").write_text("long-ago\n")
+    ext4(before, old)
+    ext4(now, tree)
+    disks = [tmp_path / "disk0.img", tmp_path / "disk1.img"]
+    raid(disks[0], 1, before.read_bytes(), number=0, **stale)
+    raid(disks[1], 1, now.read_bytes(), number=1, events=20, roles=roles)
+    for order in (1, -1):
+        found = facts_of([str(disk) for disk in disks[::order]])
+        away, whole = (1, 2)[::order]
+        assert found.pop(f"not read disk {away} from byte 0 on") == AWAY
+        assert found.pop(f"volume disk {whole} from byte 0 on").startswith("ext4 ")
+        assert found.items() >= LINUX.items()
+
+
+def test_both_halves_of_a_mirror_are_read(tree: Path, tmp_path: Path) -> None:
+    """The kernel writes one superblock after the other: a power failure between them leaves both halves whole."""
+    root, disks = tmp_path / "root.img", [tmp_path / "disk0.img", tmp_path / "disk1.img"]
+    ext4(root, tree)
+    for number, disk in enumerate(disks):
+        raid(disk, 1, root.read_bytes(), number=number, events=20 + number, roles=[0, 1])
+    found = facts_of([str(disk) for disk in disks])
+    assert not [name for name in found if name.startswith("not read")]
+    assert found.items() >= LINUX.items()
+
+
+def test_the_half_of_a_mirror_that_is_there_is_read(tree: Path, tmp_path: Path) -> None:
+    """Also one that its array has left since: nothing newer is on these disks. It says itself that it was a part of it."""
+    root, disk = tmp_path / "root.img", tmp_path / "disk.img"
+    ext4(root, tree)
+    raid(disk, 1, root.read_bytes(), events=17, roles=[0, 1])
+    assert facts_of([str(disk)]).items() >= LINUX.items()
 
 
 @pytest.mark.usefixtures("started_by_python")
@@ -292,11 +345,24 @@ def bitlocker(image: Path) -> None:
     image.write_bytes(b"\xeb\x58\x90-FVE-FS-".ljust(MIB, b"\0"))
 
 
-def raid(image: Path, level: int = 5, content: bytes = b"") -> None:
-    """A part of a software RAID, version 1.2, whose data begins behind its first MiB (md_p.h)."""
+def raid(
+    image: Path,
+    level: int = 5,
+    content: bytes = b"",
+    *,
+    number: int = 0,
+    events: int = 0,
+    roles: Sequence[int] = (),
+    flags: int = 0,
+) -> None:
+    """A part of a software RAID, version 1.2, whose data begins behind its first MiB (md_p.h). `number`: its own; `roles`:
+    those of all parts, as it knows them."""
     head = bytearray(256)
-    head[:8] = b"\xfc\x4e\x2b\xa9\1\0\0\0"
+    head[:12] = b"\xfc\x4e\x2b\xa9\1\0\0\0" + flags.to_bytes(4, "little")
     head[0x48:0x4C], head[0x80:0x88] = level.to_bytes(4, "little"), (2048).to_bytes(8, "little")
+    head[0xA0:0xA4], head[0xC8:0xD0] = number.to_bytes(4, "little"), events.to_bytes(8, "little")
+    head[0xDC:0xE0] = len(roles).to_bytes(4, "little")
+    head += b"".join(role.to_bytes(2, "little") for role in roles)
     image.write_bytes((bytes(4096) + head).ljust(MIB, b"\0") + content)
 
 

@@ -25,7 +25,7 @@ import pyregf  # noqa: F401 - imported before the cage closes
 from synvirt.blocks import DiskReader, Extent
 from synvirt.cage import Cage, enter
 from synvirt.errors import DiskReadFailed, SynvirtError
-from synvirt.guests.inside import linux_facts, lvm, superblocks, windows_facts
+from synvirt.guests.inside import linux_facts, lvm, mirrors, superblocks, windows_facts
 from synvirt.guests.inside.btrfs.subvolumes import Btrfs
 from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT, newest
 from synvirt.guests.inside.files import Files, NtfsFiles, UnixFiles
@@ -42,14 +42,12 @@ WRITTEN_BYTES = 4 * MIB
 VOLUMES_MAX = 64
 EXT4, XFS, BTRFS, NTFS = ((0x438, b"\x53\xef"), (0, b"XFSB"), (SUPERBLOCK_AT + MAGIC_AT, MAGIC), (3, b"NTFS    "))
 # Signatures of what is not read here: headers of LUKS and BitLocker, superblocks of F2FS, ReFS and software RAID (1.1, 1.2).
-_RAID = b"\xfc\x4e\x2b\xa9"
 _UNREAD: Final = (
     (0, b"LUKS\xba\xbe", "it is encrypted (LUKS)"),
     (3, b"-FVE-FS-", "it is encrypted (BitLocker)"),
     (0x400, b"\x10\x20\xf5\xf2", "F2FS is not read"),
     (3, b"ReFS\0", "ReFS is not read"),
-    (0, _RAID, "it is a part of a software RAID, which is not put together"),
-    (0x1000, _RAID, "it is a part of a software RAID, which is not put together"),
+    *((at, mirrors.MAGIC, "it is a part of a software RAID, which is not put together") for at in mirrors.PLACES),
 )
 # The master file table's seventh entry: $Bitmap.
 _BITMAP = 6
@@ -119,30 +117,27 @@ def volumes(disks: Sequence[Disk | Overlay], unread: dict[str, str]) -> list[tup
     """Disks, partitions and logical volumes that may hold a file system, each with its place. Adds to `unread`."""
     found: list[tuple[str, Bytes]] = []
     held: list[lvm.Physical] = []
-    for number, disk in enumerate(disks, 1):
-        for start in (starts(disk) or [0])[:VOLUMES_MAX]:
-            where = f"disk {number} from byte {start} on"
-            part = _mirrored(Window(disk, start))
-            try:
-                physical = lvm.physical(part)
-            except DiskReadFailed as error:
-                unread[where] = f"{lvm.NOT_READ}: {error.detail}"
-                continue
-            if physical is None:
-                found.append((where, part))
-            else:
-                held.append(physical)
+    parts = [
+        (f"disk {number} from byte {start} on", Window(disk, start))
+        for number, disk in enumerate(disks, 1)
+        for start in (starts(disk) or [0])[:VOLUMES_MAX]
+    ]
+    halves = {where: half for where, part in parts if (half := mirrors.half(part)) is not None}
+    for where, part in parts:
+        if where in halves and mirrors.is_away(halves[where], halves.values()):
+            unread[where] = mirrors.AWAY
+            continue
+        volume = halves[where].data if where in halves else part
+        try:
+            physical = lvm.physical(volume)
+        except DiskReadFailed as error:
+            unread[where] = f"{lvm.NOT_READ}: {error.detail}"
+            continue
+        if physical is None:
+            found.append((where, volume))
+        else:
+            held.append(physical)
     return [*found, *lvm.logical_volumes(held, unread)]
-
-
-def _mirrored(part: Window) -> Window:
-    """The data of a software RAID of level 1 on this part: its whole content (Linux, include/uapi/linux/raid/md_p.h,
-    mdp_superblock_1)."""
-    for at in (0, 0x1000):
-        block = read_at(part, at, 256)
-        if block.startswith(_RAID) and block[0x48:0x4C] == b"\1\0\0\0":
-            return part.behind(int.from_bytes(block[0x80:0x88], "little") * 512)
-    return part
 
 
 def _together(found: Sequence[tuple[str, Bytes]]) -> list[tuple[str, list[Bytes]]]:
