@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from synvirt.errors import CbtReset, CbtUnsupported, Internal, SnapshotFailed
 from synvirt.live.xen import exports
 from synvirt.live.xen.adapter import XenApi
+from synvirt.live.xen.session import XenSession
 from tests.contracts.live import read
 from tests.fakes.xenserver import XenServer
 from tests.live.xen.asking import CBT_BYTES, VHD_BYTES, asked, concern_ids, content
@@ -35,6 +36,40 @@ def test_a_vm_of_a_pool(pool: XenServer) -> None:
     ]
     assert (vm.host, vm.cbt_available, concern_ids(vm)) == ("host 127.0.0.1", True, {"xen.read_by"})
     assert "changed block tracking" in vm.concerns[0].assessment
+
+
+@pytest.mark.parametrize(
+    "change", ["its disk is attached anew", "its disk is moved to another storage", "it is found dangling"]
+)
+def test_a_vm_that_is_changed_while_it_is_described_lacks_no_disk(
+    pool: XenServer, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Its record names attachments, and these name disks: each is read by a call of its own."""
+    tables, store = pool.pool.tables, pool.pool.add_store()
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20), bytes(2 << 20)], store)
+    vm, vdi = pool.pool.vm(vm_id), pool.pool.vdis(vm_id)[1]
+    vbd = tables["VM"][vm]["VBDs"][1]
+    asked_of, changes = XenSession.asked, [change]
+
+    def meanwhile(self: XenSession, method: str, *parameters: Any) -> Any:
+        answer = asked_of(self, method, *parameters)
+        if (method, *parameters) == ("VM.get_record", vm) and "its disk is attached anew" in changes:
+            changes.clear()
+            pool.pool.vbd_destroy(vbd)
+            pool.pool._add_vbd(vm, vdi, "1", attached=True)
+        if (method, *parameters) == ("VBD.get_record", vbd) and "its disk is moved to another storage" in changes:
+            changes.clear()
+            pool.pool.vbd_destroy(vbd)
+            pool.pool.vdi_destroy(vdi)
+            pool.pool.add_disk(vm, bytes(2 << 20), store, 1)
+        return answer
+
+    monkeypatch.setattr(XenSession, "asked", meanwhile)
+    monkeypatch.setattr("synvirt.live.xen.machines.READ_AGAIN_PAUSES_S", (0.01, 0.01))
+    if change == "it is found dangling":
+        del tables["VDI"][vdi]
+    found = asked(pool, lambda adapter: adapter.inspect(vm_id))
+    assert len(found.disks) == (1 if change == "it is found dangling" else 2)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """XenServer's VMs as ours: a row of discovery, and the manifest with the facts that only a pool has. Blocking code."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,9 @@ CHAIN_RISKY: Final = 24
 # The share of a store that must be free, if its snapshots grow with writes: with less, a snapshot is a risk. Our judgement.
 LOW_SPACE: Final = 0.1
 LEAST_FREE_BYTES: Final = 1 * GIB
+# The pauses before a VM is read again that was changed meanwhile. What is still missing then is a reference that leads nowhere.
+READ_AGAIN_PAUSES_S: Final = (0.5, 2.0)
+_OF_DEVICES: Final = frozenset({"VBD", "VDI", "VIF"})
 # Concerns about UEFI variables that are not copied.
 _OF_VARIABLES: Final = {"uefi-state-lost", "secure-boot"}
 
@@ -101,8 +105,24 @@ _OF_ROWS: Final = {
 def machine(session: XenSession, vm_id: str) -> Machine:
     """VmNotFound."""
     reference, what = vm_ref(session, vm_id), f"describe {vm_id}"
+    for pause_s in (*READ_AGAIN_PAUSES_S, None):
+        vm, found, whole = _read(session, reference, what)
+        if whole or pause_s is None:
+            break
+        time.sleep(pause_s)
+    records = Records(found)
+    disks = [text(vbd, "VDI") for vbd in xenapi.disk_vbds(records, vm)]
+    for disk in disks:
+        vdi_bytes(session.host, records.at("VDI", disk))
+    return Machine(reference, vm, records, {text(records.at("VDI", one), "uuid"): one for one in disks})
+
+
+def _read(session: XenSession, reference: str, what: str) -> tuple[Record, dict[str, dict[str, Record]], bool]:
+    """A VM, the records it leads to, by class, and whether all its devices and disks were found. They are read one after the
+    other: a disk that is attached anew meanwhile, or moved to another storage, would be missing. VmNotFound."""
     vm: Record = session.call(what, "VM.get_record", reference)
     found: dict[str, dict[str, Record]] = {"VM": {reference: vm}}
+    gone: set[str] = set()
 
     def fetch(kind: str, wanted: str) -> Record:
         kept = found.setdefault(kind, {})
@@ -112,6 +132,7 @@ def machine(session: XenSession, vm_id: str) -> Machine:
             except XapiFailure as failure:
                 if failure.code != "HANDLE_INVALID":  # it was removed meanwhile
                     raise session.as_ours(what, failure) from failure
+                gone.add(kind)
         return kept.get(wanted, {})
 
     for one in listed(vm, "snapshots"):
@@ -124,11 +145,7 @@ def machine(session: XenSession, vm_id: str) -> Machine:
             fetch("SR", text(fetch("VDI", vdi), "SR"))
     fetch("VM_guest_metrics", text(vm, "guest_metrics"))
     fetch("host", text(vm, "resident_on"))
-    records = Records(found)
-    disks = [text(vbd, "VDI") for vbd in xenapi.disk_vbds(records, vm)]
-    for disk in disks:
-        vdi_bytes(session.host, records.at("VDI", disk))
-    return Machine(reference, vm, records, {text(records.at("VDI", one), "uuid"): one for one in disks})
+    return vm, found, not gone & _OF_DEVICES
 
 
 def vdi_bytes(host: str, vdi: Record) -> int:
