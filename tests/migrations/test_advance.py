@@ -355,7 +355,11 @@ def test_a_job_that_ends_names_the_volumes_that_are_there(
     job: Any = SimpleNamespace(
         id=UUID(int=1),
         migration=SimpleNamespace(
-            last_error=SimpleNamespace(code=error.code, fatal=True), disks=disks, state=State.COPYING_FULL, history=()
+            last_error=SimpleNamespace(code=error.code, fatal=True),
+            manifest=None,
+            disks=disks,
+            state=State.COPYING_FULL,
+            history=(),
         ),
         rooms=SimpleNamespace(store=SimpleNamespace(ledger=lambda _: left)),
         in_thread=in_thread,

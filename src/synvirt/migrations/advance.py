@@ -18,13 +18,14 @@ from synvirt.jobs.ledger import Order, Sweep
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import instant, source_vm
 from synvirt.migrations.cloning import wait_until_gone
+from synvirt.migrations.hosts import rolled_back
 from synvirt.migrations.job import Job
 from synvirt.migrations.overrun import within_budget
 from synvirt.migrations.patience import while_something_here_is_away
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.sources.elsewhere import name_new_source
-from synvirt.migrations.states import may_move, next_state
+from synvirt.migrations.states import Facts, may_move, next_state
 from synvirt.migrations.steps import STEPS
 from synvirt.model.job import DiskProgress, Migration, StateVisit
 from synvirt.model.kinds import ENDS, State
@@ -56,7 +57,7 @@ async def _advance(rooms: Rooms, migration: Migration, stop: Stop) -> State:
         try:
             stop.check()
             await job.take_turn()
-            step = partial(while_something_here_is_away, step=STEPS[state])
+            step = partial(while_something_here_is_away, step=_step)
             facts = await instant.until_it_goes_well(job, lambda: within_budget(job, step))
             return await _move(job, next_state(state, facts))
         except PersistFailed:
@@ -69,6 +70,11 @@ async def _advance(rooms: Rooms, migration: Migration, stop: Stop) -> State:
             log.exception("a step failed in a way that it should not", job=str(job.id), state=state)
             await _fail(job, Internal(f"{type(error).__name__} in {state}", hint="the service's log has the cause"))
     return await _end(job)
+
+
+async def _step(job: Job) -> Facts:
+    await rolled_back.refuse(job)
+    return await STEPS[job.migration.state](job)
 
 
 def _failing(migration: Migration) -> str | None:
@@ -101,9 +107,13 @@ async def _end(job: Job) -> State:
     """Sweeps, then moves to Failed or Cancelled. In these states nothing of the job is left, except what it keeps."""
     await wait_until_gone(job)
     cancelled = _failing(job.migration) == Cancelled.code
-    keep: frozenset[str] = frozenset() if cancelled else kept_on_failure(job.migration)
-    await sweep(job, keep)
-    return await _move(job, State.CANCELLED if cancelled else State.FAILED, disks=await _disks_left(job, keep))
+    if await rolled_back.has_guest(job):
+        kept: frozenset[str] = frozenset()  # its volumes are not the job's any more
+        await sweep(job, rolled_back.GUESTS)
+    else:
+        kept = frozenset() if cancelled else kept_on_failure(job.migration)
+        await sweep(job, kept)
+    return await _move(job, State.CANCELLED if cancelled else State.FAILED, disks=await _disks_left(job, kept))
 
 
 async def _disks_left(job: Job, keep: frozenset[str]) -> tuple[DiskProgress, ...]:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -427,3 +428,49 @@ def test_a_live_job_goes_by_the_name_that_people_know(house: House, monkeypatch:
     ended = house.run(job.id)
     assert (ended.state, ended.name) == (State.COMPLETED, "mail server")
     assert house.platform.vm(VM)["marks"] == [f"migrated to mail server ({job.id})"]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("moment", [State.QUEUED, State.COPYING_FULL, State.CUTTING_OVER, State.STARTING])
+def test_a_store_put_back_from_before_its_guest_leaves_the_guest_alone(
+    house: House, tmp_path: Path, moment: State, cancelled: bool
+) -> None:
+    """Else the guest's disks would be copied over while it runs, or be removed; and its source be powered on beside it."""
+    house.platform.add_vm(VM, {DISK: some_disk()})
+    job, old = house.intake.submit(live_plan()), tmp_path / "old.db"
+
+    def copied(of: Path, to: Path) -> None:
+        with contextlib.closing(sqlite3.connect(of)) as store, contextlib.closing(sqlite3.connect(to)) as copy:
+            store.backup(copy)
+
+    def kept() -> None:
+        if house.store.get(job.id).state is moment and not any(one.kind == "domain" for one in house.store.ledger(job.id)):
+            copied(tmp_path / "store.db", old)
+
+    house.store.on_commit = kept
+    kept()
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED
+    volume = house.volume(ended)
+    with volume.open("r+b") as disk:
+        disk.write(b"what the guest has written here")
+    written = volume.read_bytes()
+    house.store.close()
+    copied(old, tmp_path / "store.db")
+
+    again = House(tmp_path, workers=in_process, hypervisor=house.hypervisor)
+    again.platform = house.platform
+    if cancelled:
+        again.intake.cancel(job.id)
+    found = again.run(job.id)
+    assert volume.read_bytes() == written
+    assert [domain.running for domain in house.hypervisor.domains.values()] == [True]
+    assert house.platform.vm(VM)["power"] == "off"
+    assert house.platform.vm(VM)["snapshots"] == {}
+    assert again.store.ledger(job.id) == []
+    assert found.state is (State.CANCELLED if cancelled else State.FAILED)
+    assert {disk.volume for disk in found.disks} <= {None}
+    if not cancelled:
+        assert found.last_error is not None
+        assert "older than the guest" in found.last_error.message
+    again.close()
