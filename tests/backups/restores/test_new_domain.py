@@ -1,6 +1,8 @@
 """A new guest of a point: what it brings besides its disks, and what is undone of it."""
 
 import base64
+import contextlib
+import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +12,7 @@ import pytest
 
 from synvirt.backups.model import Status
 from synvirt.backups.restores.domain import foreign
-from synvirt.backups.restores.new_domain import put_firmware, put_tpm, undo
+from synvirt.backups.restores.new_domain import NewDomain, put_firmware, put_tpm, undo
 from synvirt.backups.working import Copying
 from synvirt.errors import BackupConflict, Conflict, HostLacks
 from synvirt.jobs.orders import DiskOrder
@@ -18,6 +20,7 @@ from tests.backups.restores.place import Place
 from tests.fakes.backups import ended
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
+from tests.kinds.runs import rows_left
 from tests.store.test_store import a_job
 
 RUN = UUID(int=7)
@@ -118,3 +121,40 @@ def test_a_restore_and_a_migration_to_one_name_are_not_both_begun(
     assert (run.status, run.error) == (Status.COMPLETED, None)
     assert claimed == [f"run {run.id}, which has not ended, has the name again too"]
     place.store.claim(late.id, ["name again"], hint="")
+
+
+@pytest.mark.parametrize("instant_", [False, True])
+def test_a_store_put_back_from_before_its_guest_leaves_the_guest_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch, instant_: bool
+) -> None:
+    """Else the guest would be stopped, and its disks copied over."""
+    now, old = place.folder / "test.db", place.folder / "old.db"
+
+    def copied(of: Path, to: Path) -> None:
+        with contextlib.closing(sqlite3.connect(of)) as store, contextlib.closing(sqlite3.connect(to)) as copy:
+            store.backup(copy)
+
+    def made(self: NewDomain, *arguments: Any) -> Any:
+        if not old.exists():
+            copied(now, old)
+        return volumes(self, *arguments)
+
+    volumes = NewDomain._volumes
+    monkeypatch.setattr(NewDomain, "_volumes", made)
+    restored = place.restore(instant=instant_)
+    assert ended(place.backups, restored.id).status is Status.COMPLETED
+    (volume,) = (place.folder / "volumes").rglob("*.raw")
+    with volume.open("r+b") as disk:
+        disk.write(b"what the guest has written")
+    written = volume.read_bytes()
+    place.close()
+    copied(old, now)
+    place.begin()
+    run = ended(place.backups, restored.id)
+    assert run.status is Status.FAILED
+    assert run.error is not None
+    assert "older than the guest" in run.error.message
+    assert restored.guest.running
+    assert volume.read_bytes() == written
+    assert str(volume) in restored.guest.domain.xml
+    assert rows_left(place.store) == []

@@ -62,6 +62,7 @@ class InstantDomain(NewDomain):
         under_way, run_id = copying.under_way, copying.under_way.run.id
         disks = chosen_disks(manifest, request.disks)
         if under_way.run.instant is None:
+            self._refuse_lived(run_id, point)
             self._check_room(copying, manifest, disks)
         domain = self._domain(under_way, point, manifest, request)
         # Once the guest moves onto them, they belong to QEMU.

@@ -87,6 +87,7 @@ class NewDomain:
             if request.start:
                 self._start(under_way, run_id, point)
             return
+        self._refuse_lived(run_id, point)
         self._check_room(copying, manifest, disks)
         domain = self._domain(under_way, point, manifest, request)
         volumes = self._volumes(copying, disks)
@@ -129,6 +130,18 @@ class NewDomain:
     def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
         """Whether the service ended after the guest was defined or started: it may have written since."""
         return copying.have_all(disks) and self._restore_host.domain("lookupByUUIDString", str(run_id)) is not None
+
+    def _refuse_lived(self, run_id: UUID, point: RestorePoint) -> None:
+        """BackupConflict, where the guest was started before all of it was copied: then the store is older than the guest, as
+        if it was put back from a copy. What the run made is the guest's by now, and is not undone."""
+        lived = self._restore_host.hypervisor.lived(run_id) if self._resumed else None
+        if lived is not None and lived.trace is not None:
+            self._ledger.replace(run_id, ())
+            raise BackupConflict(
+                f"the restored guest of {point.vm_name} has been started already, and the store does not know that: the store "
+                "is older than the guest, as if it was put back from a copy",
+                hint="nothing is copied; the guest and its volumes stay as they are",
+            )
 
     def _fit(self, under_way: UnderWay, domain: Rewritten, manifest: Manifest, *, starts: bool) -> None:
         """Fits the domain to this host: what the host lacks is refused before anything is made, or noted as a difference."""
