@@ -112,6 +112,7 @@ class HypervisorContract:
         assert case.running(uuid) is False
         define(case, migration)
         assert case.running(uuid) is False
+        assert case.hypervisor.job_of(uuid) == str(migration.id)
         before = case.hypervisor.capacity()
         assert before.vcpus_max >= before.cpu_count
         case.hypervisor.start(uuid)
@@ -125,6 +126,7 @@ class HypervisorContract:
         assert case.running(uuid) is True, "defining again must not stop the guest"
         case.hypervisor.undefine(uuid, migration.id)
         assert case.running(uuid) is None
+        assert case.hypervisor.job_of(uuid) is None
         case.hypervisor.undefine(uuid, migration.id)
         assert case.running(uuid) is None
 
@@ -211,6 +213,7 @@ class HypervisorContract:
     def test_leaves_foreign_domains_alone(self, case: HypervisorCase) -> None:
         migration, other = job(name="foreign"), uuid4()
         case.add_foreign("foreign", other)
+        assert case.hypervisor.job_of(other) is None
         with pytest.raises(Conflict, match="foreign"):
             case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(machine_of(migration), []).xml))
         with pytest.raises(Conflict):

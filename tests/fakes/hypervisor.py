@@ -159,6 +159,11 @@ class FakeHypervisor:
         found = self.domains.get(uuid)
         return None if found is None else Lived(runs=found.running, trace="its console has a log" if found.started else None)
 
+    def job_of(self, uuid: UUID) -> str | None:
+        self._check_answers()
+        found = self.domains.get(uuid)
+        return None if found is None else identity_of(found.domain.xml).job_id
+
     def wait_until_booted(self, uuid: UUID, timeout_s: float, stop: Callable[[], bool]) -> str:
         deadline = time.monotonic() + timeout_s
         while True:

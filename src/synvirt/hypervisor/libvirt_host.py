@@ -30,6 +30,7 @@ from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import uuid_of
+from synvirt.hypervisor.locked import gone_or, patiently, settled
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm import agent, handing, orphans, qemu_user
 from synvirt.kvm.connection import Connection, Lookup, find_domain, load, short_root, translated
@@ -54,8 +55,6 @@ _UEFI_SECURE = (
 # EFI_FIRMWARE_VOLUME_HEADER.Signature (UEFI Platform Initialization, volume 3, 3.2.1): a raw variable store begins with one.
 _VOLUME_MARK_AT, _VOLUME_MARK = 40, b"_FVH"
 POLL_S = 0.2
-# libvirt waits 30 s for a domain's lock, and holds it a little longer where a guest's monitor does not answer.
-LOCK_PATIENCE_S = 60
 TRIM_EVERY_MS = 5000
 
 # Messages of libvirt and QEMU when a domain does not start, and hints. The first match counts.
@@ -224,21 +223,21 @@ class LibvirtHost:
         with translated(Internal, f"domain {wanted.name} cannot be stopped, to try it on {wanted.bus}"):
             running = identity_of(present.XMLDesc()) if present.isActive() else wanted
             if running.bus != wanted.bus:
-                _gone_or(present.destroy)
+                gone_or(present.destroy)
 
     def start(self, uuid: UUID) -> None:
         domain = self._find("lookupByUUIDString", str(uuid))
         if domain is None:
             raise DomainDefineFailed(f"domain {uuid} is not defined")
         with translated(DomainDefineFailed, f"domain {domain.name()} does not start", _start_hint):
-            _settled(domain)
+            settled(domain)
             if domain.isActive():
                 return
             self._forget_console(uuid)
             if (user := qemu_user.of(self._connection.uri)) is not None and self._root is not None:
                 handing.over(domain.XMLDesc(), user, self._root)
             try:
-                _patiently(domain.create)
+                patiently(domain.create)
             except load().libvirtError:
                 if not domain.isActive():  # else another thread has started it
                     self._forget_console(uuid)  # QEMU has made it, and the guest has never run
@@ -251,6 +250,11 @@ class LibvirtHost:
         with translated(Internal, f"{domain.name()} does not say whether it runs"):
             return lives.lived(domain, self.console_log(uuid))
 
+    def job_of(self, uuid: UUID) -> str | None:
+        domain = self._find("lookupByUUIDString", str(uuid))
+        with translated(Internal, f"the hypervisor does not say which job has made domain {uuid}"):
+            return None if domain is None else identity_of(domain.XMLDesc()).job_id
+
     def undefine(self, uuid: UUID, job_id: UUID) -> None:
         domain = self._find("lookupByUUIDString", str(uuid))
         if domain is not None:
@@ -261,8 +265,8 @@ class LibvirtHost:
                 present = identity_of(domain.XMLDesc())
                 if present.job_id != str(job_id):
                     return
-                _gone_or(domain.destroy)
-                _gone_or(lambda: domain.undefineFlags(flags))
+                gone_or(domain.destroy)
+                gone_or(lambda: domain.undefineFlags(flags))
             self._forget_logs(present.name)
         self._forget_tpm(uuid)
         self._forget_console(uuid)
@@ -456,40 +460,6 @@ def _is_installed(build: Firmware) -> bool:
 
 def _start_hint(message: str) -> str | None:
     return next((hint for seen, hint in _START_HINTS if seen.search(message)), None)
-
-
-def _patiently(step: Callable[[], object]) -> None:
-    """Repeats a step while a domain is locked. When libvirt is opened again, it connects to each guest's monitor with the
-    domain locked, for longer than it lets others wait."""
-    libvirt = load()
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            step()
-        except libvirt.libvirtError as error:
-            if error.get_error_code() != libvirt.VIR_ERR_OPERATION_TIMEOUT or time.monotonic() >= deadline:
-                raise
-        else:
-            return
-
-
-def _settled(domain: Any) -> None:
-    """Waits while the domain starts: in another thread, or for a service that was killed; libvirt soon ends the latter."""
-    libvirt = load()
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    starting = [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP]
-    while domain.state() == starting and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-
-
-def _gone_or(step: Callable[[], object]) -> None:
-    """Does a step. It is no error if the domain has stopped or is gone by itself."""
-    libvirt = load()
-    try:
-        _patiently(step)
-    except libvirt.libvirtError as error:
-        if error.get_error_code() not in (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN):
-            raise
 
 
 def _host_macs() -> set[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from synvirt.hypervisor.hardware import uuid_of
+from synvirt.migrations.landing import machine_of
 from synvirt.migrations.memory import PassMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
@@ -474,3 +476,20 @@ def test_a_store_put_back_from_before_its_guest_leaves_the_guest_alone(
         assert found.last_error is not None
         assert "older than the guest" in found.last_error.message
     again.close()
+
+
+def test_a_stranger_with_the_guests_uuid_is_not_taken_for_the_guest(house: House) -> None:
+    """Defined by somebody during the copy: the job fails as it does for a name, and its source is on again."""
+    house.platform.add_vm(VM, {DISK: some_disk()})
+    job = house.intake.submit(live_plan())
+
+    def defined() -> None:
+        if house.store.get(job.id).state is State.CUTTING_OVER:
+            house.store.on_commit = lambda: None
+            house.hypervisor.add_foreign("stranger", uuid_of(machine_of(house.store.get(job.id))))
+
+    house.store.on_commit = defined
+    ended = house.run(job.id)
+    assert ended.last_error is not None
+    assert (ended.state, "stranger" in ended.last_error.message) == (State.FAILED, True)
+    assert house.platform.vm(VM)["power"] == "on"

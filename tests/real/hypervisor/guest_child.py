@@ -10,7 +10,8 @@ from uuid import UUID
 
 from synvirt.errors import SynvirtError
 from synvirt.hypervisor import Volume
-from synvirt.hypervisor.libvirt_host import LibvirtHost, _gone_or
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.hypervisor.locked import gone_or
 from synvirt.migrations.landing import machine_of
 from synvirt.model.job import Domain
 from synvirt.model.machine import VmManifest
@@ -50,7 +51,7 @@ def main() -> None:
         elif action == "restart":
             found = host._find("lookupByUUIDString", str(job_id))
             assert found is not None
-            _gone_or(found.destroy)  # opened just now, libvirt still looks for it, and may find it gone by then
+            gone_or(found.destroy)  # opened just now, libvirt still looks for it, and may find it gone by then
             host.start(job_id)
             say("restarted")
         elif action == "read":

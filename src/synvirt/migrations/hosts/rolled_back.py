@@ -37,4 +37,5 @@ async def _is_further(job: Job) -> bool:
         return False  # it has made nothing, or makes no guest
     if any(entry.kind == "domain" for entry in await job.in_thread(job.rooms.store.ledger, job.id)):
         return False
-    return await job.in_thread(job.rooms.hypervisor.lived, uuid_of(machine_of(job.migration))) is not None
+    # Another domain of that UUID is no guest of the job: its name and ids are checked before it is defined.
+    return await job.in_thread(job.rooms.hypervisor.job_of, uuid_of(machine_of(job.migration))) == str(job.id)
