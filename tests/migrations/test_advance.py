@@ -358,6 +358,7 @@ def test_a_job_that_ends_names_the_volumes_that_are_there(
             last_error=SimpleNamespace(code=error.code, fatal=True),
             manifest=None,
             disks=disks,
+            domain=None,
             state=State.COPYING_FULL,
             history=(),
         ),

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import Conflict, Internal, SourceUnreachable, SynvirtError
+from synvirt.migrations import advance
 from synvirt.migrations.planning.foreseen import check_host
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
@@ -92,10 +93,25 @@ def test_a_guest_that_boots_from_nothing_fails_with_all_it_tried_and_keeps_the_c
     assert all(attempt.trouble for attempt in job.boot_attempts)
     assert job.last_error is not None
     assert job.last_error.code == "E_MIG_GUEST_BOOT_FAILED"
-    assert hypervisor.domains == {}
+    assert (hypervisor.domains, job.domain) == ({}, None)
     assert hypervisor.screenshot(job.id) is not None, "what it showed stays with the job"
     assert house.volume(job).exists()
     assert house.store.ledger(job.id) == []
+    house.close()
+
+
+def test_a_job_whose_domain_cannot_be_removed_goes_on_naming_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hypervisor = FakeHypervisor(fail="boot")
+    house = House(tmp_path, workers=in_process, hypervisor=hypervisor)
+
+    def away(uuid: UUID, owner: UUID) -> None:
+        raise Internal("libvirt is away")
+
+    monkeypatch.setattr(hypervisor, "undefine", away)
+    monkeypatch.setattr(advance, "SWEEP_PAUSES_S", ())
+    job = run(house)
+    assert job.domain is not None
+    assert (job.state, list(hypervisor.domains)) == (State.FAILED, [UUID(job.domain.uuid)])
     house.close()
 
 

@@ -27,7 +27,7 @@ from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.sources.elsewhere import name_new_source
 from synvirt.migrations.states import Facts, may_move, next_state
 from synvirt.migrations.steps import STEPS
-from synvirt.model.job import DiskProgress, Migration, StateVisit
+from synvirt.model.job import Migration, StateVisit
 from synvirt.model.kinds import ENDS, State
 from synvirt.model.values import now
 from synvirt.store import LedgerEntry
@@ -113,15 +113,17 @@ async def _end(job: Job) -> State:
     else:
         kept = frozenset() if cancelled else kept_on_failure(job.migration)
         await sweep(job, kept)
-    return await _move(job, State.CANCELLED if cancelled else State.FAILED, disks=await _disks_left(job, kept))
+    return await _move(job, State.CANCELLED if cancelled else State.FAILED, **await _what_is_left(job, kept))
 
 
-async def _disks_left(job: Job, keep: frozenset[str]) -> tuple[DiskProgress, ...]:
-    """The job's disks, without the volumes that are gone."""
-    if "volume" in keep:
-        return job.migration.disks
-    left = {entry.name for entry in await job.in_thread(job.rooms.store.ledger, job.id) if entry.kind == "volume"}
-    return tuple(disk if disk.volume in left else disk.model_copy(update={"volume": None}) for disk in job.migration.disks)
+async def _what_is_left(job: Job, keep: frozenset[str]) -> dict[str, object]:
+    """The job's fields, without the volumes and the domain that are gone."""
+    left = {(entry.kind, entry.name) for entry in await job.in_thread(job.rooms.store.ledger, job.id)}
+    disks, domain = job.migration.disks, job.migration.domain
+    if "volume" not in keep:
+        disks = tuple(disk if ("volume", disk.volume) in left else disk.model_copy(update={"volume": None}) for disk in disks)
+    is_there = domain is not None and ("domain", domain.uuid) in left
+    return {"disks": disks, "domain": domain if is_there else None}
 
 
 # ── the ledger swept ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -115,7 +115,8 @@ class Difference(Model):
 
 
 class Domain(Model):
-    """The guest's domain on this host: its libvirt XML, and how it differs from the source."""
+    """The guest's domain on this host: its libvirt XML, and how it differs from the source. A failed or cancelled job whose
+    domain was removed has none."""
 
     name: str
     uuid: str
