@@ -247,6 +247,17 @@ def test_what_an_earlier_version_wrote_is_found_too(store: Store) -> None:
         assert store.backups.page("run", host="h", limit=5, only={"job_id": [str(uuid4())]}) == ([], None)
 
 
+def test_a_job_that_is_renamed_is_found_by_its_new_name(store: Store) -> None:
+    """Its source did not answer when it was submitted: then it had the platform's id of its VM."""
+    job = a_job("vm-17", State.QUEUED)
+    store.add(job, host="a")
+    store.change(job.id, State.QUEUED, lambda found: found.model_copy(update={"name": "web01"}))
+    found = {}
+    for name in ("vm-17", "web01"):
+        found[name] = [json.loads(one)["name"] for one in store.documents(limit=9, only=Only(name=name))[0]]
+    assert found == {"vm-17": [], "web01": ["web01"]}
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 50])
 def test_pages_of_a_filter_are_in_order_and_miss_nobody(store: Store, limit: int) -> None:
     ids = []

@@ -41,6 +41,8 @@ _REWRITE = (
     .where(migrations.c.number == bindparam("of_number"))
     .values(state=bindparam("new_state"), document=bindparam("new_document"), version=bindparam("new_version"))
 )
+# Apart: the index of names is written only for a new one.
+_RENAME = update(migrations).where(migrations.c.number == bindparam("of_number")).values(name=bindparam("new_name"))
 _INSERT = insert(migrations)
 _FORGET_SECRETS = delete(secrets).where(secrets.c.migration_id == bindparam("job"))
 _FORGET_SLOTS = delete(slots).where(slots.c.job_id == bindparam("job"))
@@ -86,9 +88,12 @@ def add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None
 
 
 def rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> None:
-    """Writes a job's new document into its row."""
+    """Writes a job's new document into its row. The column that finds it by its name follows: a job gets its machine's name
+    once its source has answered."""
     values = {"new_state": after.state, "new_document": document, "new_version": version_after(row.version)}
     db.execute(_REWRITE, {"of_number": row.number, **values})
+    if row.name is not None and row.name != (name := kept(after.name)):
+        db.execute(_RENAME, {"of_number": row.number, "new_name": name})
 
 
 def forget_secrets_and_slots(db: Connection, job_id: UUID) -> None:
