@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.errors import Conflict, InvalidPlan, SourceUnreachable, SynvirtError, V2vFailed, VmNotFound
+from synvirt.errors import Conflict, DomainDefineFailed, InvalidPlan, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live import LiveAdapter
 from synvirt.migrations.intake import check_corrected, check_plan
 from synvirt.migrations.planning.cutting_over import cut_over
@@ -216,9 +217,18 @@ def test_a_windows_guest_without_the_driver_image_is_said_at_once(rooms: Rooms, 
     house.platform.add_vm("win", {"disk-0": bytes(4 * KIB)}, family="windows")
     plan = live_plan(source_ref={"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": "win"})
     assert set(problems(rooms, plan)) == {"conversion"}
-    with pytest.raises(V2vFailed):
+    with pytest.raises(InvalidPlan, match="virt-v2v-in-place is not installed"):
         check_plan(rooms, plan)
     assert problems(rooms, plan.model_copy(update={"conversion": "never"})) == {}
+
+
+def test_a_guest_that_cannot_be_defined_here_is_a_problem_of_its_plan(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 400, as a dry run says it; not with 500, as if the service was broken."""
+    lacking = Mock(side_effect=DomainDefineFailed("this host has no UEFI firmware"))
+    monkeypatch.setattr(rooms.hypervisor, "domain_xml", lacking)
+    for skip, said in (([], "^this host has no UEFI"), (["nosuch"], r"skip_disks\[0\]: .*; target: this host has no UEFI")):
+        with pytest.raises(InvalidPlan, match=said):
+            check_plan(rooms, live_plan(skip_disks=skip))
 
 
 def test_a_vm_that_the_source_has_not(rooms: Rooms) -> None:

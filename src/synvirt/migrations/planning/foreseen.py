@@ -23,6 +23,7 @@ from synvirt.errors import (
     InvalidPlan,
     SourceUnreachable,
     SynvirtError,
+    V2vFailed,
 )
 from synvirt.hypervisor import Capacity
 from synvirt.hypervisor.domain_xml import safe_name
@@ -117,13 +118,16 @@ class Foreseen:
 
 
 def refuse(found: Foreseen) -> None:
-    """Raises the first problem's error, with all problems in its detail; does nothing if there is none."""
+    """Raises the first problem's error, with all problems in its detail; does nothing if there is none. What this host lacks
+    for the guest is a problem of the plan: nothing of the service has failed."""
     if not found.refused:
         return
     _, first = found.refused[0]
+    detail = "; ".join(f"{where}: {error.detail}" for where, error in found.refused)
+    if isinstance(first, (V2vFailed, DomainDefineFailed)) and not isinstance(first, HypervisorAway):
+        raise InvalidPlan(first.detail if len(found.refused) == 1 else detail, hint=first.hint) from first
     if len(found.refused) == 1:
         raise first
-    detail = "; ".join(f"{where}: {error.detail}" for where, error in found.refused)
     raise type(first)(detail, hint=first.hint)
 
 
