@@ -227,6 +227,16 @@ def test_safe_names(wanted: str, name: str) -> None:
     assert safe_name(wanted, fallback="vm") == name
 
 
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [("web2", "target.name asks for it"), ("web/2", "plain characters only"), ("\U0001f600", "plain characters only")],
+)
+def test_why_the_name_is_another_one(asked: str, why: str) -> None:
+    """A name that libvirt does not take is not what the plan asks for."""
+    domain = build(fixed(LINUX, name=asked), volumes(LINUX), HOST)
+    assert [why in one.why for one in domain.differences if one.what == "name"] == [True]
+
+
 # ── choices ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

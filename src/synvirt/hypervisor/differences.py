@@ -40,7 +40,8 @@ def differences(machine: Machine, *, name: str, network: Network, tpm: bool, var
 
 def _identity(machine: Machine, manifest: VmManifest, name: str) -> Iterator[Difference]:
     if name != manifest.name:
-        why = "target.name asks for it" if machine.target.name else "libvirt names files after it: plain characters only"
+        asked = machine.target.name == name
+        why = "target.name asks for it" if asked else "libvirt names files after it: plain characters only, not too many"
         yield _difference("name", manifest.name, name, why)
     uuid = str(uuid_of(machine))
     if manifest.uuid and uuid != manifest.uuid.lower():
