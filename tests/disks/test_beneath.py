@@ -125,6 +125,14 @@ def test_a_link_in_a_circle_and_one_to_nothing_are_said_to_be_that(tree: Path, w
     assert caught.value.hint == "the name is there: it is a link, and what it leads to is missing"
 
 
+def test_a_name_that_is_no_text_is_said_to_be_that(tree: Path, walk: str) -> None:
+    """A list shows it with a sign that its name has not: the hint was the name that was asked for."""
+    (tree / os.fsdecode(b"b\xfcro.ova")).write_bytes(b"")
+    with pytest.raises(NotFound) as caught:
+        resolve_beneath(tree, "b\ufffdro.ova")
+    assert caught.value.hint == "the name b\ufffdro.ova is not UTF-8: rename the file first"
+
+
 def test_refuses_an_absolute_link_even_if_it_comes_back(tree: Path, walk: str) -> None:
     """It means another file as soon as the folder is mounted or copied elsewhere."""
     (tree / "link").symlink_to(tree / "top.vmdk")

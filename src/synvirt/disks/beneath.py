@@ -204,6 +204,9 @@ def _meant(root: Path, name: str) -> str | None:
         os.close(descriptor)
     if near == path.name:
         return LEADS_NOWHERE
+    shown = os.fsencode(near or "").decode(errors="replace")
+    if near is not None and shown != near:  # lists show it so, and nobody can type it
+        return f"the name {shown} is not UTF-8: rename the file first"
     return None if near is None else f"did you mean {path.parent / near}?"
 
 
