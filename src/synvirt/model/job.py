@@ -15,7 +15,8 @@ from synvirt.model.values import Bytes, Model, Time, now
 
 
 class Progress(Model):
-    """`bytes_total` is what will really be read, where that is known. Zeros that need no reading count as done."""
+    """`bytes_total` is what will really be read, where that is known, and `bytes_done` how much of it was. `bytes_zero` was not
+    written because it is zeros: those that were read, and those that needed no reading, which are in neither of the others."""
 
     bytes_total: Bytes = 0
     bytes_done: Bytes = 0
@@ -29,8 +30,7 @@ class Progress(Model):
 
 
 class DiskProgress(Model):
-    """How far the copy of one disk is, in bytes. `bytes_zero`: done bytes that were not copied because they are zeros.
-    `volume`: its name at the destination."""
+    """How far the copy of one disk is, in bytes, counted as in Progress. `volume`: its name at the destination."""
 
     key: str
     label: str
