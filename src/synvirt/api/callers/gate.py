@@ -11,7 +11,8 @@ import binascii
 import contextlib
 import ipaddress
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Protocol, TypeVarTuple
@@ -28,7 +29,8 @@ from synvirt.api.callers.coming import BASIC, OIDC, PAGE, TOKEN, Caller, Coming,
 from synvirt.api.callers.oidc import Began, Oidc, browser_in
 from synvirt.api.callers.origin import READING
 from synvirt.api.callers.roles import is_path
-from synvirt.api.callers.sessions import Sessions, secret_in
+from synvirt.api.callers.sessions import Login, Sessions, secret_in
+from synvirt.api.callers.staying import staying
 from synvirt.api.problems import answered, of_its_side, problem
 from synvirt.errors import BadRequest, Forbidden, NotFound, SynvirtError, Unauthorized
 
@@ -141,29 +143,53 @@ class Gate:
                 return
             scope[KNOWN] = True
         with _acting_for(scope.get(CALLER)):
-            await self._app(scope, receive, send)
+            if scope[KNOWN] and not scope.get(LOCAL):
+                await staying(self._app, scope, receive, send, partial(self._refused_now, scope))
+            else:
+                await self._app(scope, receive, send)
+
+    async def _refused_now(self, scope: Scope) -> SynvirtError | None:
+        """Why the caller of a stream is not admitted any more; None: it is. No audit entry: who comes again is refused."""
+        try:
+            _, _, finding = self._finding(scope)
+            caller = await finding
+        except TooManyAttempts:  # of others, at this account or network: nothing was checked
+            return None
+        except (Unauthorized, Forbidden) as error:
+            return error
+        except SynvirtError:  # the store or the host's accounts are away: nothing was checked
+            return None
+        return self._lacks(caller, scope)
 
     async def _admit(self, scope: Scope) -> Caller:
+        address = self._address(scope)
+        user, way, finding = self._finding(scope)
+        try:
+            caller = await finding
+        except (Unauthorized, Forbidden) as error:
+            if way:
+                await self._noted(self._coming.refuse, user, address, way, error)
+            raise
+        if way and self._coming.is_new(caller.account, address, way):
+            await self._noted(self._coming.came, caller, way)
+        return caller
+
+    def _finding(self, scope: Scope) -> tuple[str, str, Coroutine[None, None, Caller]]:
+        """The account that a request names, the way of its log-in ("": a session, which is noted at its beginning), and what
+        finds its caller. Unauthorized, if it sends no credentials."""
         headers, address = Headers(scope=scope), self._address(scope)
         header = headers.get("authorization")
         login = None if header is not None else self._sessions.of(secret_in(headers.get("cookie", "")))
         if login is not None:
-            role = login.role if login.role is not None else await to_thread.run_sync(self._authenticate.role_of, login.account)
-            return Caller(login.account, role, address, by_session=True)
+            return login.account, "", self._by_session(login, address)
         if header is not None and header.lower().startswith("bearer "):
-            user, way = "", TOKEN
-            finding = self._by_token(header[7:].strip(), address)
-        else:
-            user, password = _credentials(header)
-            finding, way = self._by_password(user, password, address, scope), BASIC
-        try:
-            caller = await finding
-        except (Unauthorized, Forbidden) as error:
-            await self._noted(self._coming.refuse, user, address, way, error)
-            raise
-        if self._coming.is_new(caller.account, address, way):
-            await self._noted(self._coming.came, caller, way)
-        return caller
+            return "", TOKEN, self._by_token(header[7:].strip(), address)
+        user, password = _credentials(header)
+        return user, BASIC, self._by_password(user, password, address, scope)
+
+    async def _by_session(self, login: Login, address: str) -> Caller:
+        role = login.role if login.role is not None else await to_thread.run_sync(self._authenticate.role_of, login.account)
+        return Caller(login.account, role, address, by_session=True)
 
     async def _by_password(self, user: str, password: str, address: str, scope: Scope) -> Caller:
         if not self._authenticate.remembers(user, password):
@@ -175,18 +201,24 @@ class Gate:
 
     async def _permit(self, caller: Caller, scope: Scope) -> None:
         """Forbidden, if it needs another role; an attempt to change something is in the audit trail."""
-        if scope["path"] in OPEN_PATHS or caller.confined:
+        error = self._lacks(caller, scope)
+        if error is None:
             return
-        needed = self._needed(scope["method"], scope["path"].removeprefix(self._base_url))
-        if caller.role.reaches(needed):
-            return
-        error = Forbidden(
-            f"this needs the role {needed}, and {caller.account} has the role {caller.role}",
-            hint="ask an admin of this service",
-        )
         if scope["method"] not in READING:
             await self._noted(self._coming.denied, caller, scope["method"], scope["path"], error)
         raise error
+
+    def _lacks(self, caller: Caller, scope: Scope) -> Forbidden | None:
+        """Says which role the caller would need; None: its own reaches."""
+        if scope["path"] in OPEN_PATHS or caller.confined:
+            return None
+        needed = self._needed(scope["method"], scope["path"].removeprefix(self._base_url))
+        if caller.role.reaches(needed):
+            return None
+        return Forbidden(
+            f"this needs the role {needed}, and {caller.account} has the role {caller.role}",
+            hint="ask an admin of this service",
+        )
 
     async def _noted(self, note: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Notes it before the answer, as it might never be noted afterwards."""

@@ -85,7 +85,7 @@ def tokens_router(rows: TokenRows) -> APIRouter:
 
     @router.delete("/{token_id}", status_code=204)
     def revoke_token(token_id: UUID) -> None:
-        """Revoke an API token. It is refused from now on."""
+        """Revoke an API token. It is refused from now on; streams that it opened end."""
         rows.remove(token_id)
 
     return router

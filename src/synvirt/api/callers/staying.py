@@ -1,0 +1,45 @@
+"""A stream goes on only while its caller would be admitted: it may be open for days, and meanwhile a token is revoked or has
+expired, an account is removed or gets another password or role, or a session ends."""
+
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from synvirt.errors import SynvirtError
+
+# A stream sends something each 15 s, and is checked only then; a busy one would ask the store four times a second.
+CHECKED_EVERY_S = 5.0
+STREAM_TYPE = "text/event-stream"
+
+_log = structlog.get_logger("synvirt.api")
+
+
+class _Over(Exception):
+    """Ends the app's own code in the middle of its answer."""
+
+
+async def staying(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, refused: Callable[[], Awaitable[SynvirtError | None]]
+) -> None:
+    """Runs the app. A stream that it answers ends as soon as `refused` says why its caller is not admitted any more."""
+    checked_at: float | None = None  # only of a stream
+
+    async def sending(message: Message) -> None:
+        nonlocal checked_at
+        if message["type"] == "http.response.start":
+            is_stream = Headers(raw=message.get("headers", [])).get("content-type", "").startswith(STREAM_TYPE)
+            checked_at = time.monotonic() if is_stream else None
+        elif checked_at is not None and time.monotonic() - checked_at >= CHECKED_EVERY_S:
+            checked_at = time.monotonic()
+            if (why := await refused()) is not None:
+                _log.info("a stream ends", why=why.detail)
+                raise _Over
+        await send(message)
+
+    try:
+        await app(scope, receive, sending)
+    except _Over:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
