@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BadRequest
+from synvirt.sample.pieces import cache_dir
 from synvirt.settings import DirectorySetting, Settings, load, prepare_data_dir
 from synvirt.settings.forms import listen_address
 from synvirt.store import Store
@@ -27,6 +28,19 @@ def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
     file.write_text(f'data_dir = "{tmp_path}"')
     assert load(environ={"SYNVIRT_CONFIG": str(file)}).data_dir == tmp_path
     assert load(environ={"SYNVIRT_CONFIG": ""}).data_dir == load(environ={}).data_dir
+
+
+def test_a_user_without_a_home_is_told_how_to_name_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user that no file names, without HOME: it was an unexpected RuntimeError."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242424)
+    monkeypatch.setattr(os, "getuid", lambda: 4242424)
+    for named, asked in {"SYNVIRT_DATA_DIR": lambda: load(environ={}), "XDG_CACHE_HOME": cache_dir}.items():
+        with pytest.raises(BadRequest, match="no home") as refused:
+            asked()
+        assert named in (refused.value.hint or "")
+    assert load(environ={"SYNVIRT_DATA_DIR": str(tmp_path)}).data_dir == tmp_path
 
 
 @pytest.mark.parametrize(

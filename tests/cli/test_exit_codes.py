@@ -191,6 +191,21 @@ def test_an_output_that_takes_nothing_is_reported(tmp_path: Path, line: str, cod
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "line", ["--json config show", "--json nothing", "--json migrations list", "disk info --json /nothing"]
+)
+def test_an_unbuffered_output_that_takes_nothing_is_no_traceback(tmp_path: Path, line: str) -> None:
+    """Images of containers set PYTHONUNBUFFERED: then each print is refused by itself, also that of the error as JSON."""
+    argv, unbuffered = [sys.executable, "-m", "synvirt", *line.split()], {"PYTHONUNBUFFERED": "1"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=alone(tmp_path) | unbuffered
+        )
+    assert done.returncode in (1, 2)
+    assert done.stderr.strip()
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_command_whose_streams_are_closed_does_its_work(tmp_path: Path, closed: str) -> None:
     """What it opens then must not get their numbers."""

@@ -123,6 +123,10 @@ def test_a_name_that_is_nearly_called_so_is_named(service: Service, run: Run, li
         ("migrations shwo", "shwo"),
         ("migrations show", "ID"),
         ("nothing", "nothing"),
+        ("backup shwo", "shwo"),
+        ("backup run", "JOB"),
+        ("backup runs --limit many", "must be a whole number"),
+        ("backup runs --config /nothing-of-that-name", "cannot be read"),
         ("disk info", "IMAGE"),
         ("disk nothing", "nothing"),
         ("disk info --thraeds /", "there is no option --thraeds"),
@@ -141,7 +145,7 @@ def test_wrong_usage_is_json_where_json_is_asked_for(
     out, err = capfd.readouterr()
     assert done.exit_code == 2
     error = json.loads(done.stdout or out)["error"]
-    assert error["code"] == "E_MIG_BAD_REQUEST"
+    assert error["code"] == ("E_BAK_BAD_REQUEST" if line.startswith("backup") else "E_MIG_BAD_REQUEST")
     for words in (error["detail"], done.stderr + err):
         assert message in words
         assert "Input should" not in words

@@ -171,7 +171,7 @@ def test_list_show_and_remove(service: Service, run: Run, file: Path) -> None:
     gone = run("uploads", "show", upload["id"])
     assert (gone.exit_code, gone.stdout) == (1, "")
     assert gone.stderr.startswith("E_MIG_UPLOAD_NOT_FOUND: ")
-    assert run("uploads", "show", "zzz").stderr.startswith("E_MIG_NOT_FOUND: there is no upload zzz")
+    assert run("uploads", "show", "zzz").stderr.startswith("E_MIG_UPLOAD_NOT_FOUND: there is no upload zzz")
 
 
 def test_rm_is_another_word_for_remove(service: Service, run: Run, file: Path) -> None:

@@ -15,7 +15,7 @@ from synvirt.cli.interrupts import exit_code, is_hung_up, raised
 from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.operating import config, destinations, doctor, host_files, hosts, support_bundle, windows
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import INTERRUPTED, drop_what_was_refused, failed, print_error_as_json
+from synvirt.cli.program import INTERRUPTED, backups_own, drop_what_was_refused, failed, print_error_as_json
 from synvirt.cli.waves import commands as waves
 from synvirt.errors import BadRequest, shortened
 from synvirt.mistakes import worded
@@ -70,7 +70,7 @@ class Program(TyperGroup):
             with raised():
                 return super().invoke(ctx)
         except typer.TyperException as error:
-            raise _worded(error, as_json=ctx.meta[_JSON]) from error
+            raise _worded(error, as_json=ctx.meta[_JSON], of_backups=_is_of_backups(ctx)) from error
         except KeyboardInterrupt as error:
             raise _interrupted("\nAborted!") from error
         except typer.Abort as error:
@@ -86,7 +86,8 @@ class Program(TyperGroup):
         except Exception as error:
             if is_hung_up():
                 raise _interrupted() from error
-            raise typer.Exit(failed(error, as_json=_json_is_wanted(ctx))) from error
+            code = failed(error, as_json=_json_is_wanted(ctx), of_backups=_is_of_backups(ctx))
+            raise typer.Exit(code) from error
 
 
 def _interrupted(message: str | None = None) -> typer.Exit:
@@ -104,7 +105,11 @@ def _json_is_wanted(context: Any) -> bool:
     return isinstance(given, Options) and given.json
 
 
-def _worded(error: Any, *, as_json: bool) -> Any:
+def _is_of_backups(context: Any) -> bool:
+    return bool(context.invoked_subcommand == "backup")
+
+
+def _worded(error: Any, *, as_json: bool, of_backups: bool = False) -> Any:
     """The message for a wrong option or argument, which Typer prints with the command's usage: in words for people, and as JSON
     too."""
     cause = error.__cause__
@@ -117,7 +122,8 @@ def _worded(error: Any, *, as_json: bool) -> Any:
     message = shortened(error.format_message())
     error.format_message = lambda: message
     if as_json:
-        print_error_as_json(BadRequest(message))
+        wrong_usage = BadRequest(message)
+        print_error_as_json(backups_own(wrong_usage) if of_backups else wrong_usage)
     return error
 
 

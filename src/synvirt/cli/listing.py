@@ -61,14 +61,19 @@ def full_id(client: Any, noun: str, beginning: str) -> str:
 def id_of(client: Any, listed: Listed, beginning: str) -> str:
     """The id in the list that begins with the text, or whose thing has it as its name. A full id is not looked up. The caller
     handles none or several."""
-    from synvirt.errors import BackupBadRequest, BackupNotFound, BadRequest, NotFound
+    from synvirt.errors import BackupBadRequest, BackupNotFound, BadRequest, NotFound, UploadNotFound
 
     if _is_whole(beginning):
         return beginning
     of_backups = listed.path.startswith("/backup/")
     missing, unclear = (BackupNotFound, BackupBadRequest) if of_backups else (NotFound, BadRequest)
+    if listed.noun == "upload":
+        missing = UploadNotFound
     if not beginning:
-        raise unclear(f"the id of a {listed.noun} is needed, and this text is empty", hint=f"{listed.command} shows them")
+        article = "an" if listed.noun[0] in "aeiou" else "a"
+        raise unclear(
+            f"the id of {article} {listed.noun} is needed, and this text is empty", hint=f"{listed.command} shows them"
+        )
     items = list(_every(client, listed.path))
     ids = [item["id"] for item in items if listed.name is not None and item[listed.name] == beginning]
     ids = ids or [item["id"] for item in items if item["id"].startswith(beginning.lower())]

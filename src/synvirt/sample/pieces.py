@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from synvirt.errors import Internal
+from synvirt.errors import BadRequest, Internal
 from synvirt.programs import ProgramFailed, find, run
 
 # Fetching 60 MB of kernel on a slow line.
@@ -77,7 +77,11 @@ def gather(cache: Path) -> Pieces:
 
 
 def cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "synvirt"
+    """BadRequest, where the user has no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "synvirt"
+    except RuntimeError as error:  # as in `default_data_dir`
+        raise BadRequest("this user has no home", hint="XDG_CACHE_HOME names a folder for the sample's parts") from error
 
 
 # ── kernel ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -52,7 +52,13 @@ UPLOADS_FOLDER = ".uploads"
 
 
 def default_data_dir() -> Path:
-    return Path("/var/lib/synvirt") if os.geteuid() == 0 else Path.home() / ".local/share/synvirt"
+    """BadRequest, where the user has no home."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/synvirt")
+    try:
+        return Path.home() / ".local/share/synvirt"
+    except RuntimeError as error:  # HOME is not set, and no file names this user: a container's
+        raise BadRequest("this user has no home", hint="--data-dir or SYNVIRT_DATA_DIR names the service's folder") from error
 
 
 class DirectorySetting(Received):
