@@ -49,7 +49,7 @@ class FakeHypervisor:
     def __init__(self, *, fail: str | Fault | None = None, boots_from: tuple[DiskBus, ...] = BUSES) -> None:
         self.fail = fail
         self.boots_from = boots_from
-        self.has = Capacity(64 * GIB, 16, vcpus_max=288)
+        self.has = Capacity(64 * GIB, 16, vcpus_max=255)
         self.default_network = "user"
         # How many more calls it does not answer.
         self.away = 0

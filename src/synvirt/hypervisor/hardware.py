@@ -22,6 +22,8 @@ from synvirt.sizes import MIB
 Chipset = Literal["q35", "pc"]
 # A manifest without memory has 0, which libvirt refuses. Nothing boots with less than 64 MiB.
 LEAST_MEMORY_BYTES = 64 * MIB
+# libvirt defines no guest with more of them without an IOMMU, and ours have none.
+VCPUS_MAX = 255
 
 # An odd first octet is multicast: no card has that. Zeros stand for an address that is still to be chosen.
 _MAC = re.compile(r"(?!00(:00){5})[0-9a-f][02468ace](:[0-9a-f]{2}){5}")

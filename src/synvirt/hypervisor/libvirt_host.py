@@ -29,7 +29,7 @@ from synvirt.hypervisor import Capacity, Lived, Paused, Volume, console, early, 
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
-from synvirt.hypervisor.hardware import uuid_of
+from synvirt.hypervisor.hardware import VCPUS_MAX, uuid_of
 from synvirt.hypervisor.locked import gone_or, patiently, settled
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm import agent, handing, orphans, qemu_user
@@ -137,7 +137,7 @@ class LibvirtHost:
             cpu_count=cpus,
             guests_memory_bytes=sum(most_kib for _, most_kib, *_ in guests) * KIB,
             guests_cpus=sum(vcpus for _, _, _, vcpus, *_ in guests),
-            vcpus_max=int(vcpus.get("max") or 0) if vcpus is not None else 0,
+            vcpus_max=min(int(vcpus.get("max") or 0), VCPUS_MAX) if vcpus is not None else 0,
         )
 
     def keep_variables(self, job_id: UUID, content: bytes) -> bool:

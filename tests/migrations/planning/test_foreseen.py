@@ -73,12 +73,15 @@ def test_a_machine_with_more_memory_than_this_host_has_is_said_at_once(rooms: Ro
 
 
 def test_a_machine_with_more_processors_than_a_guest_can_have_is_said_at_once(rooms: Rooms) -> None:
-    """More than the host has are slow, and start."""
-    too_many = {"network_map": RIGHT["target"]["network_map"], "cpu_count": 289}
-    detail, _ = problems(rooms, live_plan(target=too_many, skip_disks=["disk-1"]))["target.cpu_count"]
-    assert "289 processors, and a guest of this host can have 288" in detail
-    for fewer in ({"cpu_count": 288}, {"start": False}):
-        assert problems(rooms, live_plan(target={**too_many, **fewer}, skip_disks=["disk-1"])) == {}
+    """More than the host has are slow, and start. A guest that is left off must be defined, too: it failed in Starting, once
+    all of it was copied and its source was shut down."""
+    too_many = {"network_map": RIGHT["target"]["network_map"], "cpu_count": 256}
+    for start in (True, False):
+        plan = live_plan(target={**too_many, "start": start}, skip_disks=["disk-1"])
+        detail, hint = problems(rooms, plan)["target.cpu_count"]
+        assert "256 processors, and a guest of this host can have 255" in detail
+        assert hint == "set target.cpu_count lower"
+    assert problems(rooms, live_plan(target={**too_many, "cpu_count": 255}, skip_disks=["disk-1"])) == {}
 
 
 def test_a_plan_without_mistakes_has_no_problems_and_says_how_it_would_run(rooms: Rooms, house: House) -> None:

@@ -177,9 +177,10 @@ def _instant(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> 
 def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
     """The problems that this host finds."""
     _networks(rooms, found)
-    if found.manifest is not None and found.plan.target.start and (has := _capacity(rooms)) is not None:
-        with found.at("target.memory_bytes"):
-            _memory(found.plan.target.memory_bytes or found.manifest.memory_bytes, has)
+    if found.manifest is not None and (has := _capacity(rooms)) is not None:
+        if found.plan.target.start:
+            with found.at("target.memory_bytes"):
+                _memory(found.plan.target.memory_bytes or found.manifest.memory_bytes, has)
         with found.at("target.cpu_count"):
             _cpus(found.plan.target.cpu_count or found.manifest.cpu_count, has)
     with found.at("target", waits_for=(HypervisorAway,)):
@@ -380,12 +381,12 @@ def _memory(wanted: int, has: Capacity) -> None:
 
 
 def _cpus(wanted: int, has: Capacity) -> None:
-    """InvalidPlan, if the machine would have more processors than a guest can have. More than the host has is slow, but
-    starts."""
+    """InvalidPlan, if the machine would have more processors than a guest can have: such a domain is not even defined. More
+    than the host has is slow, but starts."""
     if wanted > has.vcpus_max > 0:
         raise InvalidPlan(
             f"it would have {wanted} processors, and a guest of this host can have {has.vcpus_max}",
-            hint="set target.cpu_count lower, or set target.start to false",
+            hint="set target.cpu_count lower",
         )
 
 
