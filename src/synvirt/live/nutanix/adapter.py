@@ -324,7 +324,9 @@ class PrismApi:
     def _cleanup(self, vm_id: str, name: str) -> None:
         """SourceUnreachable, while a part of it is still being made: first of all, as it is not listed before it is made. The
         same, while a part is on a Prism that is not there; the rest is removed before."""
-        self._making.await_end(name, self._maker().host, self._maker().is_over)
+        maker = self._maker()
+        sent_again = maker.sent_again if isinstance(maker, Central) else lambda _: ""
+        self._making.await_end(name, maker.host, maker.is_over, sent_again)
         self._images().cleanup(name)
         if self._central is not None:
             try:

@@ -14,11 +14,12 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, VmNotFound
-from synvirt.live.nutanix.element import pauses
+from synvirt.live.nutanix.making import Noted
 from synvirt.live.nutanix.pages import Page, joined, windows
-from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, dig, listed, number, quoted, text
+from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, dig, listed, number, pauses, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 from synvirt.live.odd import check_count
+from synvirt.transport import Answer
 
 # For each namespace the newest minor version whose fields we know; a newer server serves it too.
 KNOWN: Final[Mapping[str, int]] = {
@@ -178,18 +179,35 @@ class Central:
         *,
         json: Any = None,
         etag: str = "",
-        request_id: str = "",
-        begun: Callable[[str], None] = lambda _: None,
+        noted: Noted | None = None,
     ) -> dict[str, Any]:
-        """A request that makes or changes something; waits until its task has ended, and gives the task. `request_id`: two
-        requests with the same id count as one. `begun`: gets the task's id before the wait."""
-        headers = {"NTNX-Request-Id": request_id or str(uuid4()), **({"If-Match": etag} if etag else {})}
-        answer = self.prism.ask(method, self.path(namespace, rest), json=json, headers=headers, what=what)
-        task_id = text(answer.json() if answer.body else {}, "data", "extId")
+        """A request that makes or changes something; waits until its task has ended, and gives the task. `noted`: of a POST
+        that makes something, the request is noted before it is sent, and its task before the wait."""
+        request_id = str(uuid4())
+        if noted is not None:
+            noted.request({"namespace": namespace, "rest": rest, "json": json, "id": request_id})
+        headers = {"NTNX-Request-Id": request_id, **({"If-Match": etag} if etag else {})}
+        try:
+            answer = self.prism.ask(method, self.path(namespace, rest), json=json, headers=headers, what=what)
+        except (AuthFailed, Refused):
+            if noted is not None:
+                noted.nothing()
+            raise
+        task_id = _task_of(answer)
         if not task_id:
             return {}
-        begun(task_id)
+        if noted is not None:
+            noted.task(task_id)
         return self.ended(task_id, what)
+
+    def sent_again(self, request: Mapping[str, Any]) -> str:
+        """The task of a request as `do` notes it, which may have been sent before; empty, where it is refused."""
+        headers = {"NTNX-Request-Id": request["id"]}
+        try:
+            path = self.path(request["namespace"], request["rest"])
+            return _task_of(self.prism.ask("POST", path, json=request["json"], headers=headers, what="say what it makes"))
+        except Refused:
+            return ""
 
     def ended(self, task_id: str, what: str) -> dict[str, Any]:
         """The ended task. SnapshotFailed, where it failed, as all our requests are part of a snapshot."""
@@ -274,8 +292,8 @@ class Central:
         found = self.all("dataprotection", "config/recovery-points", "list recovery points", filter=f"name eq '{name}'")
         return [one for one in found if one.get("name") == name]
 
-    def take(self, vm_id: str, name: str, expires: str, *, quiesce: bool, begun: Callable[[str], None]) -> None:
-        """Makes a recovery point. `expires`: an RFC 3339 time at which Prism removes it by itself. `begun`: see `do`.
+    def take(self, vm_id: str, name: str, expires: str, *, quiesce: bool, noted: Noted) -> None:
+        """Makes a recovery point. `expires`: an RFC 3339 time at which Prism removes it by itself. `noted`: see `do`.
         SnapshotFailed."""
         wanted = {
             "$objectType": "dataprotection.v4.config.RecoveryPoint",
@@ -286,7 +304,7 @@ class Central:
         }
         try:
             what = f"make a recovery point of {vm_id}"
-            self.do("POST", "dataprotection", "config/recovery-points", what, json=wanted, begun=begun)
+            self.do("POST", "dataprotection", "config/recovery-points", what, json=wanted, noted=noted)
         except Absent as error:
             raise VmNotFound(f"{self.host} has no VM {vm_id[:60]} to make a recovery point of") from error
         except Refused as error:
@@ -394,8 +412,8 @@ class Central:
             if text(one, "name").startswith(name)
         ]
 
-    def make_image(self, name: str, vm_id: str, disk_id: str, begun: Callable[[str], None]) -> None:
-        """Makes an image of a disk. `begun`: see `do`. SnapshotFailed."""
+    def make_image(self, name: str, vm_id: str, disk_id: str, noted: Noted) -> None:
+        """Makes an image of a disk. `noted`: see `do`. SnapshotFailed."""
         wanted = {
             "$objectType": "vmm.v4.content.Image",
             "name": name,
@@ -403,7 +421,7 @@ class Central:
             "source": {"$objectType": "vmm.v4.content.VmDiskSource", "extId": disk_id},
         }
         try:
-            self.do("POST", "vmm", "content/images", f"make an image of {vm_id}", json=wanted, begun=begun)
+            self.do("POST", "vmm", "content/images", f"make an image of {vm_id}", json=wanted, noted=noted)
         except Refused as error:
             raise SnapshotFailed(error.detail) from error
 
@@ -412,6 +430,10 @@ class Central:
 
     def image_path(self, image_id: str) -> str:
         return self.path("vmm", f"content/images/{quoted(image_id)}/file")
+
+
+def _task_of(answer: Answer) -> str:
+    return text(answer.json() if answer.body else {}, "data", "extId")
 
 
 def scope_of(token: str) -> str | None:

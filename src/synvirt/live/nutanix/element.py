@@ -4,14 +4,14 @@ v3 (`/api/nutanix/v3`): vms, vm_snapshots, data/changed_regions (these two are i
 partners and three public programs call them), images. v2 (`/api/nutanix/v2.0`): virtual_disks, storage_containers, power.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable, VmNotFound
+from synvirt.live.nutanix.making import Noted
 from synvirt.live.nutanix.pages import Page, joined
-from synvirt.live.nutanix.prism import Absent, Broken, Outdated, Prism, Refused, dig, listed, number, quoted, text
+from synvirt.live.nutanix.prism import Absent, Broken, Outdated, Prism, Refused, dig, listed, number, pauses, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 from synvirt.live.odd import check_count
 
@@ -21,15 +21,6 @@ V2: Final = "/api/nutanix/v2.0"
 PAGE: Final = 500
 SNAPSHOT_TIMEOUT_S: Final = 1800.0
 IMAGE_TIMEOUT_S: Final = 6 * 3600.0
-
-
-def pauses(timeout_s: float) -> Iterator[float]:
-    """Pauses until the timeout; they grow to some seconds."""
-    until, pause_s = time.monotonic() + timeout_s, 0.05
-    while time.monotonic() < until:
-        yield pause_s
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 2, 5.0)
 
 
 def _uuid(entity: dict[str, Any]) -> str:
@@ -232,8 +223,8 @@ class Element:
             if text(one, "status", "name").startswith(name)
         ]
 
-    def make_image(self, name: str, vm_id: str, disk_id: str, begun: Callable[[str], None]) -> None:
-        """Makes an image of a disk. `begun`: gets the task's id before the wait. SnapshotFailed."""
+    def make_image(self, name: str, vm_id: str, disk_id: str, noted: Noted) -> None:
+        """Makes an image of a disk. `noted`: its task is noted before the wait; v3 knows no ids of requests. SnapshotFailed."""
         wanted = {
             "metadata": {"kind": "image"},
             "spec": {
@@ -246,7 +237,7 @@ class Element:
         except Refused as error:
             raise SnapshotFailed(error.detail) from error
         task_id = text(made, "status", "execution_context", "task_uuid")
-        begun(task_id)
+        noted.task(task_id)
         for _ in pauses(IMAGE_TIMEOUT_S):
             task = self._task(task_id)
             match text(task, "status").upper():

@@ -4,15 +4,14 @@ An image is a copy of the disk at the time when it is made. So a running guest i
 moments.
 """
 
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 from typing import Final, Protocol
 
 from synvirt.disks.specs import DownloadSpec, ReaderSpec
 from synvirt.errors import CbtUnsupported, SnapshotFailed
 from synvirt.live import SnapshotRef
 from synvirt.live.nutanix.machines import FoundDisk, FoundVm
-from synvirt.live.nutanix.making import Making
+from synvirt.live.nutanix.making import Making, Noted
 from synvirt.live.nutanix.prism import Prism
 from synvirt.model.machine import Disk
 
@@ -20,13 +19,13 @@ PREFIX: Final = "images:"
 
 
 class MakesImages(Protocol):
-    """Either Prism. `images`: (id, name, size) of those with that prefix; an incomplete one has another size. `begun`: gets the
-    id of the task that makes it."""
+    """Either Prism. `images`: (id, name, size) of those with that prefix; an incomplete one has another size. `noted`: what
+    makes it is noted."""
 
     @property
     def prism(self) -> Prism: ...
     def images(self, name: str) -> list[tuple[str, str, int]]: ...
-    def make_image(self, name: str, vm_id: str, disk_id: str, begun: Callable[[str], None]) -> None: ...
+    def make_image(self, name: str, vm_id: str, disk_id: str, noted: Noted) -> None: ...
     def remove_image(self, image_id: str) -> None: ...
     def image_path(self, image_id: str) -> str: ...
 
@@ -54,7 +53,7 @@ class Images:
             if size == disk.size:
                 return
             self._maker.remove_image(image_id)  # incomplete: a killed service did not see its end
-        self._maker.make_image(f"{name} {disk.key}", vm.id, disk.id, partial(self._making.note, name))
+        self._maker.make_image(f"{name} {disk.key}", vm.id, disk.id, Noted(self._making, name))
         self._making.forget(name)
 
     def _of(self, name: str, key: str) -> list[tuple[str, str, int]]:

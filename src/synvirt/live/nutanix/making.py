@@ -2,19 +2,21 @@
 
 Prism lists a thing only once it is made, which may take minutes, and hours for an image. A cleanup before that would find
 nothing to remove: a recovery point would stay until it expires, all others for good. So the task that makes it is noted, and is
-looked at first.
+looked at first. Before its request is sent, the request is noted with its id: sent again, it makes no second thing, and its
+answer names the task that a killed service has not heard of.
 
 And which Prism each snapshot is on: when the snapshot is to be removed, the source may name that one no more, or it may not
 answer as a Prism. Nothing would be found there, and it would stay.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from synvirt.durable import put_private_file
 from synvirt.errors import SourceUnreachable
-from synvirt.live.nutanix.element import pauses
+from synvirt.live.nutanix.prism import pauses
 
 # How long a cleanup waits for what is still being made. Its caller tries again later.
 MAKING_S: Final = 30.0
@@ -31,15 +33,24 @@ class Making:
 
     def note(self, name: str, task_id: str) -> None:
         """Notes the task that makes something for the snapshot of that name. Durable on return."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        put_private_file(self._path(name), task_id.encode())
+        self._write(name, task_id)
 
-    def await_end(self, name: str, host: str, is_over: Callable[[str], bool]) -> None:
-        """Waits until the noted task has ended, if there is one; `is_over` asks for it. SourceUnreachable, where it goes on."""
+    def note_request(self, name: str, request: Mapping[str, Any]) -> None:
+        """Notes a request that makes something, before it is sent. Durable on return."""
+        self._write(name, json.dumps(request))
+
+    def await_end(self, name: str, host: str, is_over: Callable[[str], bool], sent_again: Callable[[Any], str]) -> None:
+        """Waits until the noted task has ended, if there is one; `is_over` asks for it. Of a request without a task, the task
+        comes from `sent_again`; empty, where it makes nothing. SourceUnreachable, where it goes on."""
         try:
             task_id = self._path(name).read_text()
         except FileNotFoundError:
             return
+        if task_id.startswith("{"):
+            task_id = sent_again(json.loads(task_id))
+            if not task_id:
+                return
+            self.note(name, task_id)
         if not any(is_over(task_id) for _ in pauses(MAKING_S)):
             raise SourceUnreachable(f"{host} is still making a part of {name}", hint="it is removed once it is made")
 
@@ -60,6 +71,29 @@ class Making:
         """Call it once nothing of the snapshot of that name is there."""
         self._path(name, f"on-{which}").unlink(missing_ok=True)
 
+    def _write(self, name: str, content: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        put_private_file(self._path(name), content.encode())
+
     def _path(self, name: str, what: str = "making") -> Path:
         safe = "".join(char if char.isalnum() or char == "-" else "_" for char in name)[:100]
         return self._folder / f"{what}-{safe}"
+
+
+class Noted:
+    """Notes for the snapshot of one name what is made for it."""
+
+    def __init__(self, making: Making, name: str) -> None:
+        self._making, self._name = making, name
+
+    def request(self, request: Mapping[str, Any]) -> None:
+        """Call it before the request is sent."""
+        self._making.note_request(self._name, request)
+
+    def nothing(self) -> None:
+        """Call it where the request is refused."""
+        self._making.forget(self._name)
+
+    def task(self, task_id: str) -> None:
+        """Call it before the wait for the task."""
+        self._making.note(self._name, task_id)

@@ -5,7 +5,7 @@ takes. A request that makes something has its own NTNX-Request-Id, so that its r
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
@@ -112,6 +112,15 @@ class Prism:
 
     def close(self) -> None:
         self._client.close()
+
+
+def pauses(timeout_s: float) -> Iterator[float]:
+    """Pauses until the timeout; they grow to some seconds."""
+    until, pause_s = time.monotonic() + timeout_s, 0.05
+    while time.monotonic() < until:
+        yield pause_s
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 5.0)
 
 
 def words_of(answer: Answer) -> str:

@@ -7,7 +7,6 @@ The volume group is removed when the pass is read; the recovery point stays unti
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -18,7 +17,7 @@ from synvirt.live import SnapshotRef
 from synvirt.live.nutanix.central import Central, DiskPoint
 from synvirt.live.nutanix.form import Options
 from synvirt.live.nutanix.machines import FoundVm
-from synvirt.live.nutanix.making import Making
+from synvirt.live.nutanix.making import Making, Noted
 from synvirt.live.nutanix.prism import Absent, Refused, dig, listed, number, quoted, text
 from synvirt.live.nutanix.regions import laid_over
 from synvirt.model.machine import Disk
@@ -86,7 +85,7 @@ class Volumes:
         return self._found(name)
 
     def _take(self, vm: FoundVm, name: str, expires: str, *, quiesce: bool) -> None:
-        self._central.take(vm.id, name, expires, quiesce=quiesce, begun=partial(self._making.note, name))
+        self._central.take(vm.id, name, expires, quiesce=quiesce, noted=Noted(self._making, name))
         self._making.forget(name)
 
     def _found(self, name: str) -> list[dict[str, Any]]:
@@ -153,8 +152,8 @@ class Volumes:
             "sharingStatus": "NOT_SHARED",
             "usageType": "TEMPORARY",
         }
-        begun = partial(self._making.note, name)
-        self._central.do("POST", "volumes", "config/volume-groups", "make a volume group", json=wanted, begun=begun)
+        noted = Noted(self._making, name)
+        self._central.do("POST", "volumes", "config/volume-groups", "make a volume group", json=wanted, noted=noted)
         self._making.forget(name)
         found = self._groups(name)
         if not found:

@@ -21,7 +21,7 @@ from synvirt.errors import (
     SourceUnreachable,
 )
 from synvirt.live import SnapshotRef
-from synvirt.live.nutanix import central, element, making, volumes
+from synvirt.live.nutanix import central, element, making, prism, volumes
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.model.machine import Disk, VmManifest
 from tests.contracts.live import read
@@ -256,6 +256,9 @@ class Killed(BaseException):
     ("made_by", "which", "transport", "left"),
     [
         ("make_point", "central", "iscsi", "synvirt-a-1"),
+        ("make_point, its task unknown", "central", "iscsi", "synvirt-a-1"),
+        ("make_group, its task unknown", "central", "iscsi", "group synvirt-a-1"),
+        ("make_image, its task unknown", "central", "image", "image synvirt-a-1 sata.1"),
         ("make_group", "central", "iscsi", "group synvirt-a-1"),
         ("make_image", "central", "image", "image synvirt-a-1 sata.1"),
         ("make_image", "element", "image", "image synvirt-a-1 sata.1"),
@@ -265,7 +268,8 @@ def test_what_is_still_being_made_is_removed_once_it_is_made(
     by_iscsi: Prisms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by: str, which: str, transport: str, left: str
 ) -> None:
     """Prism lists it only then: a cleanup before that would find nothing, and it would stay; a recovery point until it
-    expires, all others for good."""
+    expires, all others for good. Also where the service is killed before it knows the task."""
+    made_by, _, unknown = made_by.partition(", ")
     vm, name = machine(by_iscsi, power="OFF"), "synvirt-a-1"
     del vm.disks[0]
     access = by_iscsi.access(which, transport=transport, folder=tmp_path / "adapter")
@@ -301,6 +305,8 @@ def test_what_is_still_being_made_is_removed_once_it_is_made(
         with patched.context() as while_it_is_made:
             while_it_is_made.setattr(central, "pauses", killed)
             while_it_is_made.setattr(element, "pauses", killed)
+            if unknown:
+                while_it_is_made.setattr(making.Making, "note", lambda *_: killed(0))
             with pytest.raises(Killed):
                 ask(access, lambda adapter: opened(adapter, vm.id, name))
         with pytest.raises(SourceUnreachable, match="still making"):
@@ -310,6 +316,29 @@ def test_what_is_still_being_made_is_removed_once_it_is_made(
     ask(access, lambda adapter: adapter.cleanup(vm.id, name))
     assert by_iscsi.names() == []
     assert not list((tmp_path / "adapter").iterdir())
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_never_asked_for_is_not_left_by_its_cleanup(
+    by_iscsi: Prisms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """A service that is killed just before its request cannot know that it was not sent."""
+    vm, name = machine(by_iscsi, power="OFF"), "synvirt-a-1"
+    access, whole = by_iscsi.access(transport="iscsi", folder=tmp_path / "adapter"), prism.Prism.ask
+
+    def unsent(self: prism.Prism, method: str, path: str, **more: Any) -> Any:
+        if (method, path.rpartition("/")[2]) == ("POST", "recovery-points"):
+            raise Killed
+        return whole(self, method, path, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prism.Prism, "ask", unsent)
+        with pytest.raises(Killed):
+            ask(access, lambda adapter: adapter.snapshot(vm.id, name))
+    if refused:
+        del by_iscsi.state.vms[vm.id]
+    ask(access, lambda adapter: adapter.cleanup(vm.id, name))
+    assert (by_iscsi.names(), list((tmp_path / "adapter").iterdir())) == ([], [])
 
 
 def test_a_recovery_point_that_is_gone_or_of_no_disk_is_said_before_anything_is_made() -> None:
