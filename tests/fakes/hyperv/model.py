@@ -314,9 +314,12 @@ class HyperV:
         self.power(vm, RUNNING if wish == "start" else OFF)
         return {"heard": True}
 
-    def _notes(self, node: str, vm_id: str, notes: str) -> Any:
-        self._vm(node, vm_id).notes = notes
-        return {"written": True}
+    def _notes(self, node: str, vm_id: str, checked: int, before: str, notes: str) -> Any:
+        vm = self._vm(node, vm_id)
+        present, written = vm.notes, not checked or vm.notes == before
+        if written:
+            vm.notes = notes
+        return {"written": written, "notes": present}
 
     # ── disks ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

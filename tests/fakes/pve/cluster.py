@@ -176,7 +176,10 @@ class Cluster:
             return dict(vm.config)
         if (method, what) == ("PUT", "config"):
             self._refuse_locked(vm)
-            given_keys = {key: value for key, value in given.items() if key not in ("node", "vmid")}
+            if given.get("digest", vm.config["digest"]) != vm.config["digest"]:
+                raise Refused(500, "detected modified configuration - file changed by other user? Try again.")
+            given_keys = {key: value for key, value in given.items() if key not in ("node", "vmid", "digest")}
+            vm.config["digest"] = f"{int(vm.config['digest'], 16) + 1:040x}"
             vm.config.update({key: int(value) if key == "onboot" else value for key, value in given_keys.items()})
             return None
         if what == "status/current":

@@ -11,11 +11,17 @@ import pytest
 
 from synvirt.disks.specs import ChangedSpec, NbdSpec
 from synvirt.errors import CbtReset
+from synvirt.live import SourceAccess
 from synvirt.live.holding import Hold
 from synvirt.live.proxmox import farewell
+from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.proxmox.cluster import Cluster
 from synvirt.live.proxmox.farewell import Notes, Stopped
 from synvirt.live.proxmox.reading import Reading
+from tests.contracts.live import in_session
+from tests.fakes.pve.cluster import Cluster as PveCluster
+from tests.fakes.pve.cluster import Paper
+from tests.fakes.pve.server import PveServer
 
 FIRST, SECOND = "synvirt-job-1", "synvirt-job-2"
 AREAS = {f"{FIRST}.scsi0": [(0, 65536), (1 << 30, 512)], f"{FIRST}.scsi1": [], f"{SECOND}.scsi0": [(4096, 4096)]}
@@ -151,3 +157,23 @@ def test_a_start_is_seen_whose_node_s_clock_was_set_back() -> None:
     assert (after := last()) != before
     api.started.append("UPID:pve1:00001269:00000000:66000000:qmstart:100:root@pam:")
     assert last() not in (before, after)
+
+
+def test_what_somebody_writes_while_a_note_for_people_is_added_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is read by one request, and changed by another."""
+    cluster, edits, config_of = PveCluster(Paper()), ["ticket 7", "ticket 8"], Cluster.config
+    vm = cluster.add(100, scsi0="local-lvm:vm-100-disk-0,size=32G", onboot=1)
+
+    def changed_after(self: Cluster, row: dict[str, Any]) -> dict[str, Any]:
+        found = config_of(self, row)
+        if edits:
+            vm.config.update(description=edits.pop(0), digest=f"{len(edits) + 7:040x}")
+        return found
+
+    monkeypatch.setattr(Cluster, "config", changed_after)
+    token = {"token_id": "mover@pve!synvirt", "token_secret": "t0ken"}
+    with PveServer(cluster, tmp_path) as server:
+        access = SourceAccess(server.endpoint, token, {"fingerprint_sha256": server.fingerprint})
+        in_session(lambda: PveApi(access), lambda adapter: adapter.mark("100", "it has moved"))
+        assert server.wrong == []
+    assert (vm.config["description"], vm.config["onboot"]) == ("ticket 8\n\nit has moved", 0)

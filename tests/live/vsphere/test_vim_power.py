@@ -13,6 +13,7 @@ from synvirt.errors import Conflict, Internal, SourceUnreachable
 from synvirt.live import GuestStaysOn
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.power import NOT_KNOWN, mark, power_on
+from synvirt.live.vsphere.session import library
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import VCenter
 
@@ -113,12 +114,20 @@ class Vm:
     def __init__(self, state: str = "poweredOff", power: tuple[Exception | None, str] = (None, "poweredOn")) -> None:
         self.state, self.power, self.annotation = state, power, "theirs"
         self.calls: list[str] = []
+        # What others write to it, each right after it was read.
+        self.edits: list[str] = []
+        self.version = "1"
 
     def machine(self, _vm_id: str) -> Any:
         return SimpleNamespace(
-            ReconfigVM_Task=lambda spec: lambda: setattr(self, "annotation", spec.annotation),
+            ReconfigVM_Task=lambda spec: lambda: self._reconfigured(spec),
             PowerOnVM_Task=lambda: self._powered,
         )
+
+    def _reconfigured(self, spec: Any) -> None:
+        if spec.changeVersion != self.version:
+            raise SourceUnreachable("it was changed meanwhile") from library().vim.fault.ConcurrentAccess()
+        self.annotation, self.version = spec.annotation, f"{self.version}1"
 
     def _powered(self) -> None:
         error, self.state = self.power
@@ -126,7 +135,11 @@ class Vm:
             raise error
 
     def properties(self, *_: object, **__: object) -> dict[str, str]:
-        return {"name": "web", "runtime.powerState": self.state, "config.annotation": self.annotation}
+        found = {"name": "web", "runtime.powerState": self.state, "config.annotation": self.annotation}
+        found["config.changeVersion"] = self.version
+        if self.edits:
+            self.annotation, self.version = self.edits.pop(0), f"{self.version}1"
+        return found
 
     def call(self, what: str, use: Callable[[Any], Any]) -> Any:
         self.calls.append(what)
@@ -141,6 +154,13 @@ def test_a_note_is_added_once_to_what_is_there() -> None:
     for _ in range(2):
         mark(vm, VM, "it has moved")
     assert (vm.annotation, len(vm.calls)) == ("theirs\nit has moved", 1)
+
+
+def test_what_somebody_writes_while_a_note_is_added_stays() -> None:
+    vm: Any = Vm()
+    vm.edits = ["ticket 7", "ticket 8"]
+    mark(vm, VM, "it has moved")
+    assert vm.annotation == "ticket 8\nit has moved"
 
 
 @pytest.mark.parametrize("before", ["poweredOff", "suspended", "poweredOn"])

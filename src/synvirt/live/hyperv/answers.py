@@ -253,6 +253,14 @@ class Power(TypedDict):
 
 
 @with_config(_OPEN)
+class Notes(TypedDict):
+    """`notes`"""
+
+    written: bool
+    notes: Text
+
+
+@with_config(_OPEN)
 class Points(TypedDict):
     """`convert`"""
 
@@ -268,6 +276,7 @@ _FORMS: Final[Mapping[str, Any]] = {
     "job": Job,
     "export": Export,
     "power": Power,
+    "notes": Notes,
     "convert": Points,
 }
 

@@ -7,7 +7,7 @@ from synvirt.errors import Internal, SourceUnreachable
 from synvirt.live import refuse_power_off
 from synvirt.live.hyperv import journal, machines
 from synvirt.live.hyperv.session import HyperVRefused
-from synvirt.live.hyperv.tracking import Runs, passing, state_of
+from synvirt.live.hyperv.tracking import Runs, passing, put_notes, state_of
 from synvirt.model.plan import Shutdown
 
 POLL_S: Final = 2.0
@@ -44,8 +44,8 @@ def last_start(host: Runs, vm_id: str) -> str:
 def mark(host: Runs, vm_id: str, note: str) -> None:
     """Adds a line to the VM's notes, once."""
     notes = str(state_of(host, vm_id)["notes"])
-    if (new := journal.noted(notes, note)) != notes:
-        host.run("notes", VmId=vm_id, Notes=new)
+    if journal.noted(notes, note) != notes:
+        put_notes(host, vm_id, notes, lambda present: journal.noted(present, note))
 
 
 def _shut_down(host: Runs, vm_id: str) -> bool:

@@ -326,6 +326,7 @@ def _own_line(notes: Any) -> str:
 _LEFT_OUT: Final[Mapping[str, Callable[[Any], Any]]] = {
     "notes": _own_line,
     "Notes": _own_line,
+    "Before": _own_line,
     "user": lambda _: "user",
     "domain": lambda _: "domain.example",
     "dvds": lambda found: [f"{number}.iso" for number, _ in enumerate(found or ())],

@@ -32,6 +32,8 @@ QUESTIONS_MAX: Final = 100_000
 # Merging a snapshot's files goes on after its conversion, also if the VM is off by then.
 MERGE_TIMEOUT_S: Final = 3600.0
 MERGE_PAUSE_S: Final = 2.0
+# How often notes are read and written anew, where somebody else writes to them at the same time.
+NOTES_TRIES: Final = 4
 _MERGING: Final = frozenset(
     {"MergingDisks", "DeletingSnapshot", "CreatingSnapshot", "BackingUpVirtualMachine", "ApplyingSnapshot"}
 )
@@ -372,4 +374,15 @@ def passing(code: int, detail: str) -> SynvirtError | None:
 
 
 def write(host: Runs, vm_id: str, state: State, journal: Journal) -> None:
-    host.run("notes", VmId=vm_id, Notes=journals.written(str(state["notes"]), journal))
+    put_notes(host, vm_id, str(state["notes"]), lambda notes: journals.written(notes, journal))
+
+
+def put_notes(host: Runs, vm_id: str, before: str, edited: Callable[[str], str]) -> None:
+    """Writes the VM's notes anew, which were read `before`. What somebody else has written to them meanwhile stays."""
+    for number in range(NOTES_TRIES):
+        # A text may come out of a host in another form than it went in: at last they are written as ever.
+        checked = int(number + 1 < NOTES_TRIES)
+        answer = host.run("notes", VmId=vm_id, Checked=checked, Before=before, Notes=edited(before))
+        if answer["written"]:
+            return
+        before = str(answer["notes"])

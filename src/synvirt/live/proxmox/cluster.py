@@ -29,6 +29,10 @@ _POLL_S: Final = 0.5
 # How long the API waits for the agent of a guest that hangs.
 AGENT_TIMEOUT_S: Final = 10.0
 DESCRIPTION_CHARS_MAX: Final = 8192
+# How often a note is tried, where somebody else changes the configuration at the same time.
+MARK_TRIES: Final = 5
+# PVE::Tools::assert_if_modified.
+_MODIFIED: Final = re.compile("detected modified configuration")
 # PVE::QemuServer::Agent, agent_available: before it says the first, it has waited some seconds for the agent.
 _NO_AGENT: Final = re.compile("QEMU guest agent is not running|No QEMU guest agent configured")
 
@@ -258,14 +262,25 @@ class Cluster:
             raise Internal(f"VM {vm_id} was started, and does not run after {START_TIMEOUT_S:.0f} s")
 
     def mark(self, vm_id: str, note: str) -> None:
-        """Adds a note for people, and switches off its start with the node."""
+        """Adds a note for people, and switches off its start with the node. What somebody else writes meanwhile stays: the
+        digest is of the configuration that the note is added to."""
         row = self.row(vm_id)
-        config = self.config(row)
-        description = str(config.get("description", ""))
-        if note in description and not settings.is_on(config.get("onboot")):
-            return
-        text = description if note in description else f"{description.rstrip()}\n\n{note}".strip()
-        self.api.put(f"{self.path(row)}/config", description=text[-DESCRIPTION_CHARS_MAX:], onboot=False)
+        for tries_left in reversed(range(MARK_TRIES)):
+            config = self.config(row)
+            description = str(config.get("description", ""))
+            if note in description and not settings.is_on(config.get("onboot")):
+                return
+            text = description if note in description else f"{description.rstrip()}\n\n{note}".strip()
+            wanted = {"description": text[-DESCRIPTION_CHARS_MAX:], "onboot": False}
+            try:
+                self.api.put(
+                    f"{self.path(row)}/config", **wanted, **({"digest": config["digest"]} if "digest" in config else {})
+                )
+            except Internal as error:
+                if not tries_left or not _MODIFIED.search(error.detail):
+                    raise
+            else:
+                return
 
 
 def _row(one: dict[str, Any]) -> VmRow:

@@ -17,6 +17,8 @@ POWER_TIMEOUT_S: Final = 300.0
 STARTS: Final = ("VmPoweredOnEvent", "DrsVmPoweredOnEvent", "VmRestartedOnAlternateHostEvent", "VmStartingEvent")
 # The largest page. The usual one has 10, and the platform chooses which of a busy VM's starts are among them.
 STARTS_MAX: Final = 1000
+# How often a note is tried, where somebody else changes the configuration at the same time.
+MARK_TRIES: Final = 5
 NOT_KNOWN: Final = "not told"  # stored with jobs: it stays as it is
 
 log = structlog.get_logger(__name__)
@@ -67,14 +69,27 @@ def last_start(session: VimSession, vm_id: str) -> str:
 
 
 def mark(session: VimSession, vm_id: str, note: str) -> None:
-    """Adds a line to the VM's annotation, once."""
-    present = str(_found(session, vm_id, "config.annotation") or "")
-    if note in present:
-        return
-    spec = library().vim.vm.ConfigSpec(annotation="\n".join(filter(None, (present, note))))
-    what = "note that it has moved"
-    task = session.call(what, lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
-    session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+    """Adds a line to the VM's annotation, once. What somebody else writes meanwhile stays: the version is of the configuration
+    that the line is added to."""
+    what, paths = "note that it has moved", ("name", "config.annotation", "config.changeVersion")
+    for tries_left in reversed(range(MARK_TRIES)):
+        found = session.properties(session.machine(vm_id), paths, what=f"look at {vm_id}")
+        if not found:
+            raise _gone(session, vm_id)
+        present = str(found.get("config.annotation") or "")
+        if note in present:
+            return
+        spec = library().vim.vm.ConfigSpec(annotation="\n".join(filter(None, (present, note))))
+        if version := found.get("config.changeVersion"):
+            spec.changeVersion = version
+        try:
+            task = session.call(what, lambda _: session.machine(vm_id).ReconfigVM_Task(spec))  # noqa: B023
+            session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+        except SourceUnreachable as error:
+            if not tries_left or not isinstance(error.__cause__, library().vim.fault.ConcurrentAccess):
+                raise
+        else:
+            return
 
 
 def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
@@ -118,5 +133,9 @@ def _state(session: VimSession, vm_id: str) -> str | None:
 def _found(session: VimSession, vm_id: str, path: str) -> Any:
     found = session.properties(session.machine(vm_id), ("name", path), what=f"look at {vm_id}")
     if not found:
-        raise VmNotFound(f"{session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered again")
+        raise _gone(session, vm_id)
     return found.get(path)
+
+
+def _gone(session: VimSession, vm_id: str) -> VmNotFound:
+    return VmNotFound(f"{session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered again")
