@@ -97,6 +97,8 @@ class House:
         # By the ids of their sources, which a test registers.
         self.other_platforms: dict[UUID, FakePlatform] = {}
         self.store = Store(store_url or f"sqlite:///{folder / 'store.db'}")
+        # Facts of a guest from its disks.
+        self.disks_say: dict[str, str] = {}
         self.uploads = Uploads(self.store.uploads, Settings(data_dir=folder))
         self.hypervisor = hypervisor or FakeHypervisor()
         self.preparer = preparer or FakePreparer()
@@ -128,6 +130,7 @@ class House:
             rate_of=partial(rate_of, self.store.waves),
             exports=FakeExports(folder / "instant"),
             receipts=Receipts(folder / "receipts", HostKey(folder / "receipts.key", host)),
+            look_inside=lambda devices, stop: dict(self.disks_say),
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.
             flush_every_s=0.05,

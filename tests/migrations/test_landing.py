@@ -60,6 +60,28 @@ def test_a_guest_that_boots_at_once_has_one_attempt(house: House) -> None:
     assert job.boot_sign == "agent"
 
 
+def test_a_linux_that_names_its_disks_by_their_devices_gets_the_bus_that_has_such_names(house: House) -> None:
+    """By virtio it shows signs of life, as its root file system is found by its UUID, and stops in emergency mode later."""
+    house.disks_say = {"mount /": "UUID=0b ext4", "mount /data": "/dev/sdb1 xfs"}
+    job = run(house)
+    assert outcomes(job.boot_attempts) == [("scsi", "agent", False)]
+    assert job.manifest is not None
+    (concern,) = (one for one in job.manifest.concerns if one.id.startswith("disk-names"))
+    assert "/dev/sdb1" in concern.assessment
+
+
+def test_the_plan_decides_the_bus_of_a_linux_that_names_its_disks_by_their_devices(house: House) -> None:
+    house.disks_say = {"mount /data": "/dev/sdb1 xfs"}
+    assert outcomes(run(house, target={"disk_bus": "virtio"}).boot_attempts) == [("virtio", "agent", False)]
+
+
+def test_a_domain_that_is_only_defined_has_the_bus_by_which_its_disks_have_their_names(house: House) -> None:
+    house.disks_say = {"mount /data": "/dev/sdb1 xfs"}
+    job = run(house, target={"start": False})
+    assert job.domain is not None
+    assert 'bus="scsi"' in job.domain.xml
+
+
 def test_a_guest_climbs_to_the_bus_it_has_a_driver_for(tmp_path: Path) -> None:
     hypervisor = FakeHypervisor(boots_from=("sata", "ide"))
     house = House(tmp_path, workers=in_process, hypervisor=hypervisor)

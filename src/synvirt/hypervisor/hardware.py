@@ -16,6 +16,7 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
+from synvirt.machines.disk_names import are_as_scsi
 from synvirt.model.machine import Disk, DiskBus, Nic, VmManifest
 from synvirt.sizes import MIB
 
@@ -52,6 +53,8 @@ BUSES: dict[DiskBus, Bus] = {
     "ide": Bus("hd", "e1000", "even the oldest systems have a driver for it", chipset="pc"),
 }
 LADDER: tuple[DiskBus, ...] = tuple(BUSES)
+# Of a guest whose own files name its disks sda, sdb …: the buses by which they are called so come first.
+LADDER_OF_SCSI_NAMES: tuple[DiskBus, ...] = ("scsi", "sata", "virtio", "ide")
 # Sectors that a disk can have by some buses, besides those of 512 bytes.
 _LARGE_SECTORS = frozenset({1024, 2048, 4096, 8192, 16384, 32768})
 # What a guest whose family is not known should be able to boot from, best guess first.
@@ -102,7 +105,7 @@ def ladder(machine: Machine) -> tuple[DiskBus, ...]:
     if wanted in BUSES:
         rungs = (wanted,)
     elif has_virtio(machine):
-        rungs = LADDER
+        rungs = LADDER_OF_SCSI_NAMES if are_as_scsi(manifest) else LADDER
     elif is_old(manifest):
         rungs = ("ide", "sata")
     else:
@@ -143,6 +146,8 @@ def why_bus(machine: Machine) -> str:
         return "target.disk_bus asks for it"
     if machine.target.disk_bus is not None and machine.target.disk_bus not in BUSES:
         return f"this hypervisor has no {machine.target.disk_bus} disks, which target.disk_bus asks for; {BUSES[bus].needs}"
+    if are_as_scsi(machine.manifest) and BUSES[bus].prefix == "sd":
+        return "the guest's /etc/fstab has the names that its disks have by it"
     return BUSES[bus].needs
 
 

@@ -21,6 +21,7 @@ from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLASH_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
+from synvirt.machines import disk_names
 from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import LATER_S, at_source
 from synvirt.model.job import BootAttempt, Domain, Migration
@@ -29,6 +30,9 @@ from synvirt.model.machine import DiskBus
 from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
+
+# Devices of volumes whose content can be read on this host.
+SEEN_HERE = ("file", "block")
 
 
 def machine_of(job: Migration) -> Machine:
@@ -60,6 +64,7 @@ async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable
     meanwhile. `check` raises when the guest must not be started; it is called before each rung, as a rung takes minutes."""
     if job.migration.domain is None and not job.migration.boot_attempts:
         await _carry_variables(job)
+        await _note_names(job, volumes)
     starts = job.migration.plan.target.start
     if starts and not job.migration.boot_attempts:
         await job.change(boot_attempts=(_attempt(ladder(machine_of(job.migration))[0]),))
@@ -100,6 +105,19 @@ async def _carry_variables(job: Job) -> None:
     if content is not None:
         await job.record("variables", str(job.id))
         await job.in_thread(job.rooms.hypervisor.keep_variables, job.id, content)
+
+
+async def _note_names(job: Job, volumes: list[Volume]) -> None:
+    """Notes how a Linux itself names its disks, by which the ladder begins: one that does not find them all boots far enough to
+    show signs of life, and stops a minute later. Nothing is noted of volumes that are no files or devices here, or not complete
+    yet."""
+    if job.manifest.guest_os.family != "linux" or any(one.early or one.device_type not in SEEN_HERE for one in volumes):
+        return
+    paths = [volume.path for volume in volumes]
+    facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, paths))
+    noted = disk_names.noted(job.manifest, facts)
+    if noted != job.manifest:
+        await job.change(manifest=noted)
 
 
 async def _defined(job: Job, volumes: list[Volume]) -> Domain:

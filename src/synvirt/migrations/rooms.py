@@ -1,7 +1,7 @@
 """What the steps of a job work with. `main/` assembles it."""
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +86,8 @@ class Rooms:
     exports: Exports | None = None
     # None: jobs end without a receipt, and nothing is hashed.
     receipts: Receipts | None = None
+    # Facts of a guest from its disks, which nothing writes to meanwhile (guests/inside).
+    look_inside: Callable[[Sequence[str], Callable[[], bool]], Mapping[str, str]] = lambda devices, stop: {}
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0

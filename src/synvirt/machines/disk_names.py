@@ -1,0 +1,54 @@
+"""The names by which a Linux guest itself finds its disks: devices in its /etc/fstab, as the facts of its disks have them.
+
+A kernel names a disk by the bus that it is on. Where the bus is another one here, such a line finds no disk: systemd waits for
+it for 90 s, and then stops in emergency mode.
+"""
+
+import re
+from collections.abc import Mapping
+
+from synvirt.model.machine import Concern, VmManifest
+from synvirt.nearest import in_short
+
+NAMED_AS_SCSI = "disk-names:sd"
+# What names disks of virtio, of SCSI, SATA and USB, of old IDE drivers, of Xen's, and of NVMe.
+_DEVICE = re.compile(r"/dev/(vd|sd|hd|xvd|nvme)[a-z0-9]+(?= )")
+
+
+def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
+    """The manifest of a Linux guest with a concern, where what is mounted is named by devices that may have other names here.
+    `facts`: of its disks (model/facts.py)."""
+    found = [match for fact, value in facts.items() if fact.startswith("mount ") and (match := _DEVICE.match(value))]
+    kinds = {match[1] for match in found}
+    if not found or "vd" in kinds:
+        return manifest
+    kind, devices = min(kinds, key=lambda one: one != "sd"), in_short(sorted({match[0] for match in found}))
+    concern = _named_as_scsi(devices) if kind == "sd" else _named_otherwise(kind, devices)
+    others = [one for one in manifest.concerns if one.id != concern.id]
+    return manifest.model_copy(update={"concerns": (*others, concern)})
+
+
+def are_as_scsi(manifest: VmManifest) -> bool:
+    return any(concern.id == NAMED_AS_SCSI for concern in manifest.concerns)
+
+
+def _named_as_scsi(devices: str) -> Concern:
+    return Concern(
+        id=NAMED_AS_SCSI,
+        category="Information",
+        label="Disks named by their device",
+        assessment=f"The guest's /etc/fstab names {devices}. So its disks come by SCSI, where they are called so; by virtio it "
+        "would not find them, and stop in emergency mode.",
+        remedy="Write UUID= into the guest's /etc/fstab (blkid shows it). Then target.disk_bus may be virtio.",
+    )
+
+
+def _named_otherwise(kind: str, devices: str) -> Concern:
+    return Concern(
+        id=f"disk-names:{kind}",
+        category="Warning",
+        label="Disks named by a device that is not here",
+        assessment=f"The guest's /etc/fstab names {devices}, and no disk is called so here: it waits for them, and then stops "
+        "in emergency mode, unless they have the option nofail.",
+        remedy="Write UUID= into the guest's /etc/fstab (blkid shows it), at the source or here on its console.",
+    )
