@@ -17,7 +17,6 @@ from synvirt.hypervisor import Volume, domain_xml, hardware
 from synvirt.hypervisor.domain_xml import NAME_LIMIT_BYTES, Host, safe_name
 from synvirt.hypervisor.hardware import BUSES
 from synvirt.kvm.identity import identity_of
-from synvirt.machines import disk_names
 from synvirt.migrations.landing import machine_of
 from synvirt.model.job import BootAttempt, Domain, Migration, StateVisit
 from synvirt.model.kinds import State
@@ -360,11 +359,6 @@ def guest(family: str, name: str = "", *, bus: DiskBus = "scsi", firmware: str =
     return VmManifest(vm_id="x", name="x", guest_os=os, disks=(disk("a", bus=bus),), firmware=firmware)
 
 
-def mounts(*devices: str) -> VmManifest:
-    """A Linux with these devices in its fstab."""
-    return disk_names.noted(LINUX, {f"mount /{number}": f"{device} ext4" for number, device in enumerate(devices)})
-
-
 @pytest.mark.parametrize(
     ("manifest", "prepared", "rungs"),
     [
@@ -381,26 +375,10 @@ def mounts(*devices: str) -> VmManifest:
         (guest("other", bus="nvme"), False, "sata virtio scsi ide"),
         (guest("other", bus="ide", firmware="uefi"), False, "sata virtio scsi"),
         (guest("other", "MS-DOS"), False, "ide sata"),
-        (mounts("/dev/sdb1"), False, "scsi sata virtio ide"),
-        (mounts("/dev/sda1", "/dev/vdb1"), False, "virtio scsi sata ide"),
-        (mounts("/dev/mapper/sda1"), False, "virtio scsi sata ide"),
-        (mounts("/dev/xvdb"), False, "virtio scsi sata ide"),
     ],
 )
 def test_the_ladder_begins_with_what_the_guest_should_boot_from(manifest: VmManifest, rungs: str, *, prepared: bool) -> None:
     assert " ".join(ladder(fixed(manifest, prepared=prepared))) == rungs
-
-
-def test_the_bus_that_a_guest_names_its_disks_by_is_a_reason() -> None:
-    assert "/etc/fstab" in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"))))
-    assert "/etc/fstab" not in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"), disk_bus="virtio")))
-
-
-@pytest.mark.parametrize("device", ["/dev/xvdb1", "/dev/nvme0n2p1", "/dev/hdb1"])
-def test_disks_that_a_guest_calls_by_names_that_none_has_here_are_a_warning(device: str) -> None:
-    (concern,) = mounts(device).concerns
-    assert (concern.category, device in concern.assessment) == ("Warning", True)
-    assert disk_names.noted(mounts(device), {"mount /0": f"{device} ext4"}) == mounts(device), "it is noted once"
 
 
 def test_a_bus_that_the_plan_names_is_the_whole_ladder() -> None:

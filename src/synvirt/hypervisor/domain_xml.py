@@ -20,7 +20,7 @@ from synvirt.hypervisor.hardware import (
     bus_now,
     bus_of,
     card,
-    digest_of,
+    disk_serials,
     large_sectors,
     macs,
     memory_bytes,
@@ -188,6 +188,7 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
     if len(disks) != len(volumes):
         raise Internal(f"job {machine.id}: volumes {sorted(by_key)} for disks {[disk.key for disk in manifest.disks]}")
     boot = sorted(disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
+    serials = disk_serials(machine)
     for number, disk in enumerate(disks):
         volume = by_key[disk.key]
         kind = SOURCE_TYPES[volume.device_type] if volume.early is None else "file"
@@ -206,7 +207,7 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
         ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + letters(number), bus=its_bus)
         if (sectors := large_sectors(disk, its_bus)) is not None:
             ET.SubElement(element, "blockio", logical_block_size=sectors, physical_block_size=sectors)
-        _text(element, "serial", digest_of(machine.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
+        _text(element, "serial", serials[disk.key])
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:
         for number in range(-(-len(disks) // SCSI_DISKS_OF_ONE)):

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET  # for its type: what is read goes throu
 
 from synvirt import xml_document
 from synvirt.errors import Internal
-from synvirt.hypervisor.hardware import digest_of, macs
+from synvirt.hypervisor.hardware import disk_serials, macs
 from synvirt.hypervisor.machine import Machine
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.sizes import MIB
@@ -45,7 +45,8 @@ def of_domain(xml: str, machine: Machine, sizes: Mapping[str, int]) -> dict[str,
 
 def _disks(root: ET.Element, manifest: VmManifest, machine: Machine) -> tuple[dict[str, Disk], list[tuple[int, Disk]]]:
     """The disks by target, and their boot order. Our disks are found by their serial numbers."""
-    known = {digest_of(machine.id, disk.key)[:20]: disk for disk in manifest.disks}
+    serials = disk_serials(machine)
+    known = {serials[disk.key]: disk for disk in manifest.disks}
     disks, order = {}, []
     for element in root.iterfind("devices/disk"):
         disk, boot = known.get(element.findtext("serial", "")), element.find("boot")

@@ -16,7 +16,7 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
-from synvirt.machines.disk_names import are_as_scsi
+from synvirt.machines.disk_names import OTHER_SERIAL_CHARS, SCSI_SERIAL_CHARS, are_as_scsi, disk_serial
 from synvirt.model.machine import Disk, DiskBus, Nic, VmManifest
 from synvirt.sizes import MIB
 
@@ -206,6 +206,17 @@ def own_mac(job_id: UUID, key: str) -> str:
     """A MAC address with QEMU's usual prefix, 52:54:00. The rest depends on job and card, so that it stays the same."""
     digest = digest_of(job_id, "nic", key)
     return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
+
+
+def disk_serials(machine: Machine) -> dict[str, str]:
+    """Each disk's serial number, by its key: the source's, by which a guest may find it (/dev/disk/by-id), a copy's guest too;
+    one of our own, where it has none, or another disk has the same."""
+    chars = SCSI_SERIAL_CHARS if bus_now(machine) == "scsi" else OTHER_SERIAL_CHARS
+    given: dict[str, str] = {}
+    for disk in machine.manifest.disks:
+        own = (disk_serial(disk.serial) or "")[:chars]
+        given[disk.key] = own if own and own not in given.values() else digest_of(machine.id, disk.key)[:OTHER_SERIAL_CHARS]
+    return given
 
 
 def processors(machine: Machine) -> tuple[int, int]:

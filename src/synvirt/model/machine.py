@@ -43,6 +43,9 @@ class Disk(Model):
     unit: int = 0
     boot_order: int | None = None
     source_path: str = ""
+    # Its serial number as the guest reads it, a part of its name in /dev/disk/by-id. None: it has none, or the source does not
+    # say.
+    serial: str | None = None
     # The size of its sectors for the guest, by which that finds its partitions.
     sector_bytes: int = SECTOR_BYTES
     cbt_enabled: bool = False

@@ -113,6 +113,23 @@ def test_the_firmware_is_the_one_that_libvirt_chooses(os: str, uefi: bool, secur
     assert (found.firmware, found.secure_boot) == ("uefi" if uefi else "bios", secure)
 
 
+def test_a_disk_keeps_the_serial_number_that_its_guest_reads() -> None:
+    """`scsi-0QEMU_QEMU_HARDDISK_drive-scsi1-0-0-3` is one without a serial number in a guest's /dev/disk/by-id."""
+    on_scsi = "<target dev='sda' bus='scsi'/><address type='drive' controller='1' bus='0' target='0' unit='3'/>"
+    disks = (
+        ("<serial>DATA-01</serial><target dev='vda' bus='virtio'/>", "DATA-01"),
+        (f"<serial>DATA-01</serial>{on_scsi}", "DATA-01"),
+        (on_scsi, "drive-scsi1-0-0-3"),
+        ("<target dev='sda' bus='sata'/><address type='drive' controller='0' bus='0' target='0' unit='3'/>", None),
+        ("<target dev='vda' bus='virtio'/><address type='pci' bus='0x04'/>", None),
+    )
+    for disk, serial in disks:
+        domain = f"<domain><name>n</name><devices><disk type='file'><source file='/a'/>{disk}</disk></devices></domain>"
+        found = manifest(parse(domain), seen())
+        assert [one.serial for one in found.disks] == [serial]
+        assert not [one.id for one in found.concerns if one.id.startswith("disk-number")]
+
+
 def test_a_disk_that_cannot_change_is_not_tracked() -> None:
     """libvirt refuses a checkpoint of it: «is empty or readonly»."""
     disk = "<disk type='file'><driver type='qcow2'/><source file='/s'/><target dev='vda'/>{}</disk>"
@@ -350,7 +367,7 @@ def test_what_it_has_here_too_is_none() -> None:
 @pytest.mark.parametrize(
     ("part", "concern"),
     [
-        ("<serial>A1</serial>", "disk-number:vda"),
+        ("<serial>A 1</serial>", "disk-number:vda"),
         ("<wwn>5000c50015ea71aa</wwn>", "disk-number:vda"),
         ("<transient/>", "disk-forgets:vda"),
         ("<encryption format='luks'/>", "disk-decrypted:vda"),

@@ -139,11 +139,29 @@ def test_what_it_is_doing_now(status: dict[str, Any], power: str, concern: str |
         ({"audio0": "device=ich9-intel-hda"}, "settings-not-taken-over"),
         ({"warp-drive": 1}, "settings-unknown"),
         ({"scsi0": "a:b,size=1G,snapshot=1"}, "disk-forgets:scsi0"),
-        ({"scsi0": "a:b,size=1G,serial=X1"}, "disk-number:scsi0"),
+        ({"scsi0": "a:b,size=1G,serial=X%20%C3%A4"}, "disk-number:scsi0"),
+        ({"scsi0": "a:b,size=1G,wwn=0x5000c50015ea71aa"}, "disk-number:scsi0"),
     ],
 )
 def test_concerns(config: dict[str, Any], concern: str) -> None:
     assert concern in {one.id for one in read(config).concerns}
+
+
+@pytest.mark.parametrize(
+    ("drive", "serial"),
+    [
+        ({"virtio0": "a:b,size=1G,serial=DATA%2D01"}, "DATA-01"),
+        ({"scsi3": "a:b,size=1G,serial=DATA01"}, "DATA01"),
+        ({"scsi3": "a:b,size=1G"}, "drive-scsi3"),
+        ({"virtio0": "a:b,size=1G"}, None),
+        ({"sata0": "a:b,size=1G,serial=X%20%C3%A4"}, None),
+    ],
+)
+def test_a_disk_keeps_the_serial_number_that_its_guest_reads(drive: dict[str, Any], serial: str | None) -> None:
+    """`scsi-0QEMU_QEMU_HARDDISK_drive-scsi3` is one without a serial number in a guest's /dev/disk/by-id."""
+    found = read(drive)
+    assert [disk.serial for disk in found.disks] == [serial]
+    assert any(one.id.startswith("disk-number") for one in found.concerns) == ("%20" in str(drive))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from synvirt.kvm.foreign_domain import rebuilt
 from synvirt.live.libvirt.settings import not_taken_over
 from synvirt.machines import smbios
 from synvirt.machines.concerns import left_out, of_sectors, settings_left_out, snapshots_present
+from synvirt.machines.disk_names import disk_serial
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import GIB, KIB, MIB, SECTOR_BYTES, TIB
 
@@ -219,10 +220,19 @@ def _disks(domain: Element, seen: Seen, of_all: list[str], of_disks: dict[str, s
             unit=_number(address.get("unit")) if address is not None else 0,
             boot_order=order or None,
             source_path=path_of(disk),
+            serial=_serial_of_disk(disk),
             sector_bytes=_sector_bytes(disk),
             cbt_enabled=key in seen.tracked,
             cbt_reason="; ".join([*of_all, *([of_disks[key]] if key in of_disks else [])]) or None,
         )
+
+
+def _serial_of_disk(disk: Element) -> str | None:
+    """What the guest reads: of a disk on SCSI without a serial number, libvirt's name for the drive (`device_id`)."""
+    given, address = disk.findtext("serial"), disk.find("address[@type='drive']")
+    if given is None and address is not None and disk.find("target[@bus='scsi']") is not None:
+        return "drive-scsi" + "-".join(address.get(part, "0") for part in ("controller", "bus", "target", "unit"))
+    return disk_serial(given)
 
 
 def _sector_bytes(disk: Element) -> int:
@@ -388,7 +398,8 @@ def _concerns_of_disk(key: str, disk: Element, seen: Seen) -> Iterator[Concern]:
             assessment=f"disk {key} loses what the guest wrote when the VM stops (transient), and does not do so here",
             remedy="Nothing, if the guest may keep what it writes.",
         )
-    if any(disk.find(tag) is not None for tag in ("serial", "wwn", "vendor", "product")):
+    another = disk.find("serial") is not None and _serial_of_disk(disk) is None
+    if another or any(disk.find(tag) is not None for tag in ("wwn", "vendor", "product")):
         yield Concern(
             id=f"disk-number:{key}",
             category="Information",

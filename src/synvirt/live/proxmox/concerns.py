@@ -308,7 +308,7 @@ def _of_disk(seen: Seen, drive: Drive) -> Iterator[Concern]:
             f"disk {key} loses what the guest wrote when the VM stops (snapshot=1), and does not do so here",
             "Nothing, if the guest may keep what it writes.",
         )
-    if drive.options.get("serial") or drive.options.get("wwn"):
+    if (drive.options.get("serial") and drive.serial is None) or drive.options.get("wwn"):
         yield _made(
             f"disk-number:{key}",
             "Information",

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
+from synvirt.machines.disk_names import disk_serial
 from synvirt.model.machine import DiskBus
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
@@ -68,6 +70,13 @@ class Drive:
     @property
     def size_bytes(self) -> int:
         return size(self.options.get("size", ""))
+
+    @property
+    def serial(self) -> str | None:
+        """What the guest reads: of a disk on SCSI without a serial number, Proxmox VE's name for the drive (`device_id`)."""
+        if (given := self.options.get("serial")) is None and self.bus == "scsi":
+            return f"drive-{self.key}"
+        return disk_serial(given and unquote(given))
 
     def is_on(self, option: str) -> bool:
         return is_on(self.options.get(option))

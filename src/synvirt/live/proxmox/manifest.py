@@ -122,6 +122,7 @@ def _disk(drive: Drive, seen: Seen, of_all: list[str]) -> Disk:
         unit=drive.unit,
         boot_order=order.index(drive.key) + 1 if drive.key in order else None,
         source_path=drive.volume,
+        serial=drive.serial,
         cbt_enabled=drive.key in seen.tracked,
         cbt_reason="; ".join([*of_all, *([own] if own is not None else [])]) or None,
     )

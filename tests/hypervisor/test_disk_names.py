@@ -1,0 +1,81 @@
+"""Disks that a Linux guest itself finds by a name or a serial number: what it gets here, so that it finds them."""
+
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from synvirt.hypervisor import hardware
+from synvirt.machines import disk_names
+from synvirt.migrations.landing import machine_of
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.sizes import GIB
+from tests.fakes.hypervisor import HOST
+from tests.hypervisor.test_domain_xml import LINUX, build, fixed, ladder, volumes
+
+
+def mounts(*devices: str) -> VmManifest:
+    """A Linux with these devices in its fstab."""
+    return disk_names.noted(LINUX, {f"mount /{number}": f"{device} ext4" for number, device in enumerate(devices)})
+
+
+@pytest.mark.parametrize(
+    ("manifest", "rungs"),
+    [
+        (mounts("/dev/sdb1"), "scsi sata virtio ide"),
+        (mounts("/dev/sda1", "/dev/vdb1"), "virtio scsi sata ide"),
+        (mounts("/dev/mapper/sda1"), "virtio scsi sata ide"),
+        (mounts("/dev/xvdb"), "virtio scsi sata ide"),
+    ],
+)
+def test_the_ladder_begins_with_the_bus_by_which_disks_have_their_names(manifest: VmManifest, rungs: str) -> None:
+    assert " ".join(ladder(fixed(manifest))) == rungs
+
+
+def test_the_bus_that_a_guest_names_its_disks_by_is_a_reason() -> None:
+    assert "/etc/fstab" in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"))))
+    assert "/etc/fstab" not in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"), disk_bus="virtio")))
+
+
+def test_disks_have_the_serial_numbers_that_the_guest_finds_them_by() -> None:
+    """As many characters as the bus carries; no two disks have the same."""
+    long = "0123456789abcdef0123456789abcdef"
+    disks = tuple(
+        Disk(key=key, label=key, capacity_bytes=GIB, serial=serial)
+        for key, serial in (("a", "DATA-01"), ("b", long), ("c", f"{long[:20]}x"), ("d", "not one"), ("e", None))
+    )
+    manifest = LINUX.model_copy(update={"disks": disks})
+    for bus, second in (("virtio", long[:20]), ("sata", long[:20]), ("scsi", long)):
+        for identity in ("keep", "new"):
+            built = build(fixed(manifest, disk_bus=bus, identity=identity), volumes(manifest), HOST)
+            serials = [one.text for one in ET.fromstring(built.xml).iterfind("devices/disk/serial")]
+            assert serials[:2] == ["DATA-01", second]
+            assert len(set(serials)) == len(disks)
+
+
+@pytest.mark.parametrize(
+    ("serial", "device", "noted"),
+    [
+        ("DATA-01", "virtio-DATA-01-part1", []),
+        ("DATA-01", "scsi-0QEMU_QEMU_HARDDISK_DATA-01", ["disk-names:sd"]),
+        ("0123456789abcdef0123456789abcdef", "virtio-0123456789abcdef0123", []),
+        (None, "virtio-DATA-01-part1", ["disk-names:by-id"]),
+        ("DATA-02", "scsi-36000c2962a1c2b3d4e5f60718293a4b5-part2", ["disk-names:by-id"]),
+        (None, "dm-name-vg-data", []),
+    ],
+)
+def test_a_guest_that_names_its_disks_by_their_serial_numbers_finds_them_where_they_are_kept(
+    serial: str | None, device: str, noted: list[str]
+) -> None:
+    disks = (Disk(key="a", label="a", capacity_bytes=GIB, serial=serial),)
+    facts = {"mount /data": f"/dev/disk/by-id/{device} ext4"}
+    found = disk_names.noted(LINUX.model_copy(update={"disks": disks}), facts)
+    assert [one.id for one in found.concerns] == noted
+
+
+@pytest.mark.parametrize(
+    "device", ["/dev/xvdb1", "/dev/nvme0n2p1", "/dev/hdb1", "/dev/disk/by-path/pci-0000:03:00.0-scsi-0:0:1:0"]
+)
+def test_disks_that_a_guest_calls_by_names_that_none_has_here_are_a_warning(device: str) -> None:
+    (concern,) = mounts(device).concerns
+    assert (concern.category, device in concern.assessment) == ("Warning", True)
+    assert disk_names.noted(mounts(device), {"mount /0": f"{device} ext4"}) == mounts(device), "it is noted once"
