@@ -50,7 +50,7 @@ ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH")
 
 
 class WorkerDied(Internal):
-    """The worker ended without a last message."""
+    """The worker ended without a last message, or could not be started."""
 
 
 class WorkerKept(Internal):
@@ -118,25 +118,37 @@ Workers = Callable[[], AbstractAsyncContextManager[Worker]]
 @asynccontextmanager
 async def started(silence_s: float = SILENCE_S, *, stalled_s: float | None = None) -> AsyncIterator[Worker]:
     """A started worker that waits for its order. It can start while the disks are opened, as both take about as long.
-    `silence_s`: for tests, whose leases are shorter. `stalled_s`: an order without progress for this long fails."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # no modules from the folder in which the service was started
-        "-m",
-        "synvirt.worker",
-        str(silence_s),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=LINE_BYTES_MAX,
-        env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
-        start_new_session=True,
-    )
+    `silence_s`: for tests, whose leases are shorter. `stalled_s`: an order without progress for this long fails. WorkerDied,
+    where this host has no more processes, descriptors or memory for it."""
+    child = await _child(silence_s)
     try:
         yield _Process(child, keepalive_s=silence_s * KEEPALIVE_S / SILENCE_S, stalled_s=stalled_s)
     finally:
         await _end(child)
         sweep_of(child.pid)
+
+
+async def _child(silence_s: float) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # no modules from the folder in which the service was started
+            "-m",
+            "synvirt.worker",
+            str(silence_s),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES_MAX,
+            env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise WorkerDied(
+            f"a worker cannot be started: {error.strerror}",
+            hint="this host or the service has too many processes or open files, or too little memory: TasksMax, LimitNOFILE "
+            "and MemoryMax of its unit",
+        ) from error
 
 
 class _Process:

@@ -68,7 +68,8 @@ async def _advance(rooms: Rooms, migration: Migration, stop: Stop) -> State:
             await _fail(job, error)
         except Exception as error:
             log.exception("a step failed in a way that it should not", job=str(job.id), state=state)
-            await _fail(job, Internal(f"{type(error).__name__} in {state}", hint="the service's log has the cause"))
+            why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+            await _fail(job, Internal(f"{why} in {state}", hint="the service's log has the cause"))
     return await _end(job)
 
 

@@ -1,18 +1,24 @@
 """Workers that are killed in the middle of a job, and the progress that they report."""
 
+import asyncio
+import errno
 import os
 import signal
 import threading
 import time
+from typing import Any
+
+import pytest
 
 from synvirt.jobs.wire import Flushed, Moved
+from synvirt.migrations import passes
 from synvirt.migrations.hearing import Tally
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import MIB
 from synvirt.store import Store
 from tests.house import House, offline_plan
-from tests.migrations.jobs.running import DISK, imported, some_disk
+from tests.migrations.jobs.running import DISK, imported, run, some_disk
 from tests.running.processes import workers
 
 
@@ -87,3 +93,41 @@ def test_a_pass_says_what_it_would_see_of_the_disk_that_it_saw_least_of() -> Non
             Flushed(key=key, offset_bytes=9, bytes_total=9, bytes_done=9, bytes_zero=0, finished=True, bytes_checked=checked)
         )
     assert (tally.checked_bytes(), tally.least_checked_bytes()) == (12, 4)
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(house_with_processes: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment, the host has no more processes."""
+    start, failures = asyncio.create_subprocess_exec, [errno.EAGAIN, errno.EMFILE]
+
+    async def started(*argv: Any, **named: Any) -> Any:
+        if failures:
+            raise OSError(failures[0], os.strerror(failures.pop(0)))
+        return await start(*argv, **named)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    monkeypatch.setattr(passes, "RETRY_PAUSES_S", (0.01, 0.01))
+    ended = run(house_with_processes, offline_plan(imported(house_with_processes)))
+    assert (ended.state, failures) == (State.COMPLETED, [])
+
+
+def test_a_worker_that_never_starts_says_why(house_with_processes: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def started(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    monkeypatch.setattr(passes, "RETRY_PAUSES_S", (0.01,))
+    ended = run(house_with_processes, offline_plan(imported(house_with_processes)))
+    assert ended.last_error is not None
+    assert ended.last_error.message == "a worker cannot be started: Resource temporarily unavailable"
+    assert "TasksMax" in (ended.last_error.hint or "")
+    assert house_with_processes.leftovers() == []
+
+
+def test_an_error_of_the_system_in_a_step_is_named(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/sys/class/net")
+
+    monkeypatch.setattr(house.hypervisor, "check_free", full)
+    ended = run(house, offline_plan(imported(house)))
+    assert ended.last_error is not None
+    assert ended.last_error.message == "Too many open files in Queued"
