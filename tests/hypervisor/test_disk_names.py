@@ -31,6 +31,13 @@ def test_the_ladder_begins_with_the_bus_by_which_disks_have_their_names(manifest
     assert " ".join(ladder(fixed(manifest))) == rungs
 
 
+def test_a_name_that_no_disk_had_at_the_source_says_nothing() -> None:
+    """A stick's, in a guest whose initramfs may have no driver but virtio's."""
+    disks = (Disk(key="a", label="a", capacity_bytes=GIB, bus="virtio"),)
+    manifest = LINUX.model_copy(update={"disks": disks})
+    assert disk_names.noted(manifest, {"mount /media/stick": "/dev/sda1 vfat"}) == manifest
+
+
 def test_the_bus_that_a_guest_names_its_disks_by_is_a_reason() -> None:
     assert "/etc/fstab" in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"))))
     assert "/etc/fstab" not in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"), disk_bus="virtio")))

@@ -29,6 +29,8 @@ def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
     """The manifest of a Linux guest with a concern, where what is mounted is named by devices that may have other names here.
     `facts`: of its disks (model/facts.py)."""
     found = [match for fact, value in facts.items() if fact.startswith("mount ") and (match := _DEVICE.match(value))]
+    if all(disk.bus == "virtio" for disk in manifest.disks):
+        found = [match for match in found if match[1] != "sd"]  # no disk of the VM: they have other names at the source, too
     kinds = {_kind(match, manifest) for match in found}
     if not found or "vd" in kinds:
         return manifest

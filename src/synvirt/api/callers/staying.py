@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.errors import SynvirtError
 
-# A stream sends something each 15 s, and is checked only then; a busy one would ask the store four times a second.
-CHECKED_EVERY_S = 5.0
+# A quiet stream sends something as often. A busy one would ask the store several times a second.
+CHECKED_EVERY_S = 15.0
 STREAM_TYPE = "text/event-stream"
 
 _log = structlog.get_logger("synvirt.api")
