@@ -26,26 +26,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.api.tags import BackupChangedMeanwhile, ChangedMeanwhile
 from synvirt.errors import (
-    BackupBadRequest,
-    BackupConflict,
-    BackupForbidden,
-    BackupInternal,
-    BackupNotFound,
-    BackupUnauthorized,
-    BackupUnsupportedMediaType,
     BadRequest,
-    Conflict,
-    Forbidden,
     Internal,
     InvalidPlan,
     NotFound,
     SynvirtError,
     Unauthorized,
-    UnsupportedMediaType,
     UploadNotFound,
     not_listed,
 )
 from synvirt.mistakes import place, worded, written
+from synvirt.model.backup_codes import of_backups
 from synvirt.model.problems import ProblemDetails
 from synvirt.model.values import Received
 from synvirt.nearest import did_you_mean
@@ -190,24 +181,13 @@ def _on_ours(request: Request, error: Exception) -> Response:
     return problem(incident(error) if isinstance(error, ProgramFailed) else of_its_side(request.url.path, error))
 
 
-# Common mistakes of requests have a code of the side (migrations or backups) that got the request.
-_OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
-    BadRequest: BackupBadRequest,
-    UnsupportedMediaType: BackupUnsupportedMediaType,
-    InvalidPlan: BackupBadRequest,
-    NotFound: BackupNotFound,
-    Conflict: BackupConflict,
-    ChangedMeanwhile: BackupChangedMeanwhile,
-    Internal: BackupInternal,
-    Unauthorized: BackupUnauthorized,
-    Forbidden: BackupForbidden,
-}
-
-
 def of_its_side(path: str, error: SynvirtError) -> SynvirtError:
     """The error with the code of the side to which the request's `path` belongs."""
-    kind = _OF_BACKUPS.get(type(error)) if "/api/v1/backup/" in f"{path}/" else None
-    return error if kind is None else kind(error.detail, hint=error.hint)
+    if "/api/v1/backup/" not in f"{path}/":
+        return error
+    if isinstance(error, ChangedMeanwhile):
+        return BackupChangedMeanwhile(error.detail, hint=error.hint)
+    return of_backups(error)
 
 
 _PATHS = "/openapi.json lists all paths"

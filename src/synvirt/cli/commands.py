@@ -15,9 +15,9 @@ from synvirt.cli.interrupts import exit_code, is_hung_up, raised
 from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.operating import config, destinations, doctor, host_files, hosts, support_bundle, windows
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import INTERRUPTED, backups_own, drop_what_was_refused, failed, print_error_as_json
+from synvirt.cli.program import INTERRUPTED, drop_what_was_refused, failed, print_error_as_json
 from synvirt.cli.waves import commands as waves
-from synvirt.errors import BadRequest, shortened
+from synvirt.errors import BackupBadRequest, BadRequest, shortened
 from synvirt.mistakes import worded
 from synvirt.nearest import none_of
 
@@ -122,8 +122,7 @@ def _worded(error: Any, *, as_json: bool, of_backups: bool = False) -> Any:
     message = shortened(error.format_message())
     error.format_message = lambda: message
     if as_json:
-        wrong_usage = BadRequest(message)
-        print_error_as_json(backups_own(wrong_usage) if of_backups else wrong_usage)
+        print_error_as_json(BackupBadRequest(message) if of_backups else BadRequest(message))
     return error
 
 

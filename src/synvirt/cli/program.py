@@ -8,18 +8,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-from synvirt.errors import (
-    BackupBadRequest,
-    BackupConflict,
-    BackupInternal,
-    BackupNotFound,
-    BadRequest,
-    Conflict,
-    DiskWriteFailed,
-    Internal,
-    NotFound,
-    SynvirtError,
-)
+from synvirt.errors import BadRequest, DiskWriteFailed, Internal, SynvirtError
 from synvirt.texts import printable
 
 # What a disk says that takes nothing more, whichever file a command writes there.
@@ -35,51 +24,35 @@ def failed(error: Exception, *, as_json: bool = False, of_backups: bool = False)
     `as_json`: also on stdout, as `print_error_as_json` does, so that a script that reads the answer finds the error there.
     `of_backups`: common mistakes have the codes of backups.
     """
-    if isinstance(error, SynvirtError):
-        error = backups_own(error) if of_backups else error
-        if as_json:
-            print_error_as_json(error)
-        print_error(error.code, error.detail, error.hint)
-        # BadRequest: an option or a setting is wrong, wherever that was found.
-        return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
-    if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
+    if not isinstance(error, SynvirtError) and os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
         raise error
+    ours = error if isinstance(error, SynvirtError) else _ours(error)
+    if of_backups:
+        from synvirt.model import backup_codes
+
+        ours = backup_codes.of_backups(ours)
+    if as_json:
+        print_error_as_json(ours)
+    print_error(ours.code, ours.detail, ours.hint)
+    # BadRequest: an option or a setting is wrong, wherever that was found.
+    return WRONG_USAGE if isinstance(ours, BadRequest) else FAILED
+
+
+def _ours(error: Exception) -> SynvirtError:
+    """A foreign error, named by its cause."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         place = error.filename or ("the standard output" if drop_what_was_refused() else "a file of this command")
         what = f"{place} cannot be written: {error.strerror}"
-        return failed(
-            DiskWriteFailed(what, hint="free some space there, or name another folder"), as_json=as_json, of_backups=of_backups
-        )
+        return DiskWriteFailed(what, hint="free some space there, or name another folder")
     if isinstance(error, OSError) and error.errno in _WRONG_PATH and error.filename is not None:
-        return failed(BadRequest(f"{error.filename} cannot be used: {error.strerror}"), as_json=as_json, of_backups=of_backups)
+        return BadRequest(f"{error.filename} cannot be used: {error.strerror}")
     if "not JSON compliant" in str(error):  # json's words, of nan and inf
-        return failed(
-            BadRequest("a number is needed, and nan and inf are none that a service takes"),
-            as_json=as_json,
-            of_backups=of_backups,
-        )
+        return BadRequest("a number is needed, and nan and inf are none that a service takes")
     if "surrogates not allowed" in str(error):  # json's, httpx's and pydantic's own errors all end with Python's words
         # A file's name of other bytes. What works on files here takes it; nothing that is JSON can have it.
-        what = "a file's name is not UTF-8, and the service takes no other"
-        return failed(BadRequest(what, hint="rename the file"), as_json=as_json, of_backups=of_backups)
+        return BadRequest("a file's name is not UTF-8, and the service takes no other", hint="rename the file")
     detail = f"something unexpected went wrong in this command: {type(error).__name__}: {error}"
-    return failed(
-        Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it"), as_json=as_json, of_backups=of_backups
-    )
-
-
-_OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
-    BadRequest: BackupBadRequest,
-    NotFound: BackupNotFound,
-    Conflict: BackupConflict,
-    Internal: BackupInternal,
-}
-
-
-def backups_own(error: SynvirtError) -> SynvirtError:
-    """The error with the code of backups, as the service answers under /backup; one that has its own code is the same."""
-    kind = _OF_BACKUPS.get(type(error))
-    return error if kind is None else kind(error.detail, hint=error.hint)
+    return Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it")
 
 
 def drop_what_was_refused() -> bool:
