@@ -62,10 +62,10 @@ async def _pages(host: VCenter, folder: Path, rounds: int) -> list[float]:
     )
     source = await asyncio.to_thread(sources.add, request)
     seconds = []
-    cursor: int | None = 0
+    cursor: str | None = None
     for _ in range(rounds + 1):
         began = time.monotonic()
-        found, cursor = await sources.list_vms(source.id, limit=PAGE_ROWS, cursor=cursor or 0)
+        found, cursor = await sources.list_vms(source.id, limit=PAGE_ROWS, cursor=cursor)
         assert len(found) == PAGE_ROWS
         seconds.append(time.monotonic() - began)
     store.close()

@@ -362,6 +362,27 @@ def test_discovery_is_paged_by_name_and_asks_the_platform_once(
     assert set(found[0]) >= {"vm_id", "name", "power_state", "cpu_count", "memory_bytes"}
 
 
+def test_vms_that_come_and_go_shift_no_page_of_a_discovery(
+    client: httpx.Client, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another caller has asked for the first page meanwhile, or a minute is over: the platform is asked again."""
+    monkeypatch.setattr("synvirt.migrations.sources.registered.LISTING_KEPT_S", 0.0)
+    for name in ("a", "b", "c", "Dé 1"):
+        platform.add_vm(name, {})
+    path = f"/sources/{add(client, FAKE)['id']}/vms"
+    first = client.get(path, params={"limit": 2}).json()
+    platform.remove_vm("a")
+    platform.add_vm("aa", {})
+    second = client.get(path, params={"limit": 1, "cursor": first["next_cursor"]}).json()
+    platform.remove_vm("c")
+    third = client.get(path, params={"limit": 1, "cursor": second["next_cursor"]}).json()
+    assert [[vm["vm_id"] for vm in page["items"]] for page in (first, second, third)] == [["a", "b"], ["c"], ["Dé 1"]]
+    assert third["next_cursor"] is None
+    for foreign in ("1", "é", "====", "YWJj", "x" * 5000):
+        refused = client.get(path, params={"cursor": foreign})
+        assert (refused.status_code, refused.json()["code"]) == (400, "E_MIG_BAD_REQUEST")
+
+
 def test_inspection_answers_a_manifest(client: httpx.Client, platform: FakePlatform) -> None:
     platform.add_vm("vm-1", {"disk-0": bytes(4096)})
     source = add(client, FAKE)

@@ -67,6 +67,10 @@ class FakePlatform:
             self.disk_path(vm_id, key).parent.mkdir(parents=True, exist_ok=True)
             fill(self.disk_path(vm_id, key), content)
 
+    def remove_vm(self, vm_id: str) -> None:
+        with self._state() as state:
+            del state["vms"][vm_id]
+
     def disk_path(self, vm_id: str, key: str) -> Path:
         return self.folder / vm_id / f"{key}.raw"
 

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from synvirt.api.paging import Cursor, number_of
 from synvirt.errors import SynvirtError
 from synvirt.jobs.inspecting.looking import Looking
 from synvirt.migrations.sources.registered import LISTING_KEPT_S, Sources
@@ -63,7 +62,7 @@ def new_router(pages: Pages, beginning: Beginning, sources: Sources, *, import_r
         source_id: UUID,
         *,
         search: Annotated[str, Query(max_length=255)] = "",
-        cursor: Cursor = None,
+        cursor: str | None = None,
         kept: bool = False,
         ask_again: bool = False,
         vm_id: Annotated[list[str] | None, Query()] = None,
@@ -75,7 +74,7 @@ def new_router(pages: Pages, beginning: Beginning, sources: Sources, *, import_r
         vms, following = await sources.list_vms(
             source_id,
             limit=VMS_ON_A_PAGE,
-            cursor=number_of(cursor) or 0,
+            cursor=cursor,
             search=search.strip(),
             age_max_s=0.0 if ask_again else LISTING_KEPT_S if kept else None,
         )

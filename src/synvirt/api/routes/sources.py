@@ -113,12 +113,13 @@ def sources_router(sources: Sources) -> APIRouter:
     async def discover_vms(
         source_id: UUID,
         limit: Annotated[int, Query(ge=1, le=VMS_LIMIT)] = VMS_LIMIT,
-        cursor: Cursor = None,
+        cursor: Annotated[str | None, Query(description="`next_cursor` of a page")] = None,
         search: Annotated[str, Query(max_length=255, description="Part of a name or an id")] = "",
     ) -> SourceVmPage:
-        """Discover the VMs on the source. The first page asks the platform; later pages are of the same moment."""
-        items, following = await sources.list_vms(source_id, limit=limit, cursor=number_of(cursor) or 0, search=search)
-        return SourceVmPage(items=tuple(items), next_cursor=cursor_of(following))
+        """Discover the VMs on the source. The first page asks the platform; later pages are of the same moment, where they are
+        asked for within a minute, and begin after the last VM of the page before in any case."""
+        items, following = await sources.list_vms(source_id, limit=limit, cursor=cursor, search=search)
+        return SourceVmPage(items=tuple(items), next_cursor=following)
 
     @router.get("/sources/{source_id}/vms/{vm_id}", response_model=VmManifest, responses=_SPOKEN_TO)
     async def inspect_vm(source_id: UUID, vm_id: VmId) -> VmManifest:

@@ -7,11 +7,13 @@ The methods that block say so; the others are asyncio.
 """
 
 import asyncio
+import base64
 import json
 import math
 import shutil
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -245,23 +247,26 @@ class Sources:
         return result
 
     async def list_vms(
-        self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = "", age_max_s: float | None = None
-    ) -> tuple[list[VmRow], int | None]:
-        """A page from row `cursor` on, by name. The platform is asked again if its last answer is older than `age_max_s`: by
-        default LISTING_FRESH_S for the first page, LISTING_KEPT_S for later ones. `search`: part of a name or an id."""
+        self, source_id: UUID, *, limit: int, cursor: str | None = None, search: str = "", age_max_s: float | None = None
+    ) -> tuple[list[VmRow], str | None]:
+        """A page, by name. The platform is asked again if its last answer is older than `age_max_s`: by default LISTING_FRESH_S
+        for the first page, LISTING_KEPT_S for later ones. `cursor`: the place of the last VM of the page before, so that no
+        page is shifted by VMs that come or go; BadRequest for a foreign one. `search`: part of a name or an id."""
+        after = None if cursor is None else _place_of(cursor)
         await asyncio.to_thread(self.get, source_id)
         asked_at, rows = self._listings.get(source_id, (-math.inf, []))
         if age_max_s is None:
-            age_max_s = LISTING_KEPT_S if cursor else LISTING_FRESH_S
+            age_max_s = LISTING_FRESH_S if after is None else LISTING_KEPT_S
         if time.monotonic() - asked_at >= age_max_s:
             rows = await self._asked(source_id, lambda adapter: adapter.list_vms())
-            rows = sorted(rows, key=lambda row: (row.name.casefold(), row.vm_id))
+            rows = sorted(rows, key=_place)
             self._listings[source_id] = (time.monotonic(), rows)
             while len(self._listings) > LISTINGS_KEPT_MAX:
                 self._listings.pop(next(iter(self._listings)))
         wanted = search.casefold()
-        found = [row for row in rows if wanted in row.name.casefold() or wanted in row.vm_id.casefold()]
-        return found[cursor : cursor + limit], cursor + limit if len(found) > cursor + limit else None
+        ahead = rows if after is None else rows[bisect_right(rows, after, key=_place) :]
+        found = [row for row in ahead if wanted in row.name.casefold() or wanted in row.vm_id.casefold()]
+        return found[:limit], _cursor(found[limit - 1]) if len(found) > limit else None
 
     async def rows(self, source_id: UUID) -> dict[str, VmRow]:
         """All its VMs by their ids, at most LISTING_KEPT_S old."""
@@ -363,6 +368,26 @@ class Sources:
         samples = [(one.sealed, belongs_to(one.owner, one.id)) for one in found]
         own = [sample for one, sample in zip(found, samples, strict=True) if one.host == self._host]
         return next((sample for sample in samples if self._keyring.opens(*sample)), next(iter(own), None))
+
+
+def _place(row: VmRow) -> tuple[str, str]:
+    return row.name.casefold(), row.vm_id
+
+
+def _cursor(row: VmRow) -> str:
+    name, vm_id = _place(row)
+    return base64.urlsafe_b64encode(f"{vm_id}\0{name}".encode(errors="surrogatepass")).decode()
+
+
+def _place_of(cursor: str) -> tuple[str, str]:
+    try:
+        text = base64.b64decode(cursor, altchars=b"-_", validate=True).decode(errors="surrogatepass")
+    except ValueError:
+        text = ""
+    vm_id, zero, name = text.partition("\0")
+    if not zero:
+        raise BadRequest(f"cursor: {cursor[:100]!r} is not one of this service", hint="begin again without one")
+    return name, vm_id
 
 
 def _revealed(credentials: Credentials) -> dict[str, str]:
