@@ -95,6 +95,18 @@ def test_a_page_of_tokens_follows_one_whose_last_token_is_gone(client: httpx.Cli
     assert [one["id"] for one in rest["items"]] == [third, fourth]
 
 
+def test_a_page_of_windows_follows_one_whose_last_window_is_gone(client: httpx.Client) -> None:
+    path = f"{API}/migrator/windows"
+    once = {"timezone": "UTC", "start": "2030-01-01T00:00:00", "end": "2030-01-01T02:00:00"}
+    for name in ("c", "a", "B", "b"):
+        assert client.post(path, json={"id": name, "name": name, **once}).status_code == 201
+    page = client.get(path, params={"limit": 2}).json()
+    assert [one["id"] for one in page["items"]] == ["B", "a"]
+    assert client.delete(f"{path}/a").status_code == 204
+    rest = client.get(path, params={"cursor": page["next_cursor"]}).json()
+    assert ([one["id"] for one in rest["items"]], rest["next_cursor"]) == (["b", "c"], None)
+
+
 def test_a_page_of_rehearsals_follows_one_while_others_are_added(client: httpx.Client, service: Service) -> None:
     path = f"{API}/migrator/migrations/{JOB}/rehearsals"
     ids = [one["id"] for one in client.get(path).json()["items"]]

@@ -1,6 +1,7 @@
 """Pages of a list: `?cursor=` is the `next_cursor` of the page before, a number of the store; of a short list of things with
 names, the last name."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
 
@@ -47,12 +48,14 @@ def named_page(
     limit: int,
     cursor: str | None,
     refused: type[SynvirtError] = BadRequest,
+    removable: bool = False,
 ) -> tuple[tuple[T, ...], str | None]:
     """A page of a list that is in memory as a whole, and the cursor of the next page. `cursor`: the name of the last item of
-    the page before; `refused`, if there is no such item."""
+    the page before; `refused`, if there is no such item. `removable`: it may have been removed since; the items are in the
+    order of their names."""
     names = [name(item) for item in items]
-    if cursor is not None and cursor not in names:
+    if cursor is not None and not removable and cursor not in names:
         raise refused(f"cursor: {cursor[:100]!r} is not one of this service", hint="begin again without one")
-    start = 0 if cursor is None else names.index(cursor) + 1
+    start = 0 if cursor is None else bisect_right(names, cursor) if removable else names.index(cursor) + 1
     end = start + limit
     return tuple(items[start:end]), names[end - 1] if end < len(items) else None

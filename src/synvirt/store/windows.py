@@ -44,8 +44,8 @@ class WindowRows:
     def all(self) -> list[Window]:
         """All windows, by id."""
         with self._reading() as db:
-            query = select(windows.c.document).where(is_known(windows.c.version)).order_by(windows.c.id)
-            return readable(Window, db.execute(query).scalars())
+            found = readable(Window, db.execute(select(windows.c.document).where(is_known(windows.c.version))).scalars())
+        return sorted(found, key=lambda one: one.id)  # each database sorts texts in its own way
 
     def change(self, window_id: str, change: Callable[[Window], Window]) -> Window:
         """Changes a window; the jobs that name it go by the new one. NotFound."""

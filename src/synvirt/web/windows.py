@@ -26,7 +26,7 @@ class WindowPages:
 
     def listed(self, cursor: LastName = None) -> Response:
         """The windows by id, each with its present opening, or its next one."""
-        items, following = named_page(self._rows.all(), lambda one: one.id, limit=ON_A_PAGE, cursor=cursor)
+        items, following = named_page(self._rows.all(), lambda one: one.id, limit=ON_A_PAGE, cursor=cursor, removable=True)
         return self._pages.page(
             "windows/list.html", windows=[shown(one, now()) for one in items], following=following, cursor=cursor
         )

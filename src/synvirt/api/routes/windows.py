@@ -40,7 +40,7 @@ def windows_router(rows: WindowRows) -> APIRouter:
     @router.get("", response_model=WindowPage)
     def list_windows(limit: Limit = PAGE_LIMIT, cursor: LastName = None) -> WindowPage:
         """List the windows by id, each with its present opening, or its next one."""
-        found, following = named_page(rows.all(), lambda one: one.id, limit=limit, cursor=cursor)
+        found, following = named_page(rows.all(), lambda one: one.id, limit=limit, cursor=cursor, removable=True)
         return WindowPage(items=tuple(shown(one, now()) for one in found), next_cursor=following)
 
     @router.get("/{window_id}", response_model=WindowShown)
