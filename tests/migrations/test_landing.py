@@ -10,11 +10,12 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import Conflict, Internal, SourceUnreachable, SynvirtError
+from synvirt.kvm.identity import Identity
 from synvirt.migrations import advance
 from synvirt.migrations.planning.foreseen import check_host
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
-from synvirt.model.machine import DiskBus, VmManifest
+from synvirt.model.machine import DiskBus, Nic, VmManifest
 from synvirt.sizes import KIB
 from synvirt.store import Store
 from tests.fakes.hypervisor import FakeHypervisor
@@ -228,6 +229,23 @@ def test_a_plan_is_refused_at_once_where_its_name_is_taken(house: House) -> None
         with pytest.raises(Conflict, match="name"):
             check_host(house.rooms, plan, manifest)
     check_host(house.rooms, offline_plan(appliance(house, "other")), None)
+
+
+def test_a_plan_is_refused_at_once_where_a_job_that_has_not_ended_has_its_name(house: House) -> None:
+    """Its own job would say so a moment later, and fail."""
+    first = house.intake.submit(offline_plan(appliance(house), target={"name": "web"}))
+    house.store.claim(first.id, Identity("web", macs=frozenset({"52:54:00:00:00:01"})).claims, hint="")
+    plan = offline_plan(appliance(house, "other"), target={"name": "web"})
+    for manifest in (None, VmManifest(vm_id="other", name="other")):
+        with pytest.raises(Conflict, match=rf"migration {first.id}, which has not ended, has the name web too") as caught:
+            check_host(house.rooms, plan, manifest)
+        assert "cancel it" in (caught.value.hint or "")
+    nic = Nic(key="n", mac="52:54:00:00:00:01")
+    with pytest.raises(Conflict, match="has the MAC address 52:54:00:00:00:01 too"):
+        check_host(house.rooms, offline_plan(appliance(house, "other")), VmManifest(vm_id="b", name="b", nics=(nic,)))
+    assert house.run(first.id).state == State.COMPLETED
+    house.hypervisor.domains.clear()
+    check_host(house.rooms, plan, None)
 
 
 def test_a_hypervisor_that_is_away_refuses_no_plan(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

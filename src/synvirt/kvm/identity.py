@@ -28,6 +28,12 @@ class Identity:
     bus: str | None = None
     macs: frozenset[str] = frozenset()
 
+    @property
+    def claims(self) -> list[str]:
+        """What no two jobs may work on at once."""
+        found = [("name", self.name), ("UUID", self.uuid), *(("MAC address", mac) for mac in sorted(self.macs))]
+        return [f"{what} {which}" for what, which in found if which]
+
 
 def identity_of(xml: str) -> Identity:
     """The identity in that XML. Internal, where the XML cannot be parsed."""
@@ -61,5 +67,7 @@ def clash(wanted: Identity, other: Identity) -> str | None:
     return None
 
 
-# What to do about a clash.
-CLASH_HINT = "remove that domain; or, for a copy next to it, set target.identity to new and give the copy a name in target.name"
+# What to do about a clash with a domain, and with a job that has not ended.
+_BESIDE = "for a copy next to it, set target.identity to new and give the copy a name in target.name"
+CLASH_HINT = f"remove that domain; or, {_BESIDE}"
+CLAIMED_HINT = f"wait until it has ended, or cancel it; or, {_BESIDE}"

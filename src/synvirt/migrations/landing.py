@@ -19,7 +19,7 @@ from synvirt.errors import Cancelled, GuestBootFailed, Internal, SynvirtError
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
-from synvirt.kvm.identity import CLASH_HINT, identity_of
+from synvirt.kvm.identity import CLAIMED_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
 from synvirt.machines import disk_names
 from synvirt.migrations.job import Job
@@ -54,8 +54,7 @@ async def claim(job: Job) -> None:
     that of two jobs one sees the other."""
     draft = await job.in_thread(job.rooms.hypervisor.domain_xml, machine_of(job.migration), [])
     identity = identity_of(draft.xml)
-    names = [f"name {identity.name}", f"UUID {identity.uuid}", *(f"MAC address {mac}" for mac in sorted(identity.macs))]
-    await job.in_thread(job.rooms.store.claim, job.id, names, hint=CLASH_HINT)
+    await job.in_thread(job.rooms.store.claim, job.id, identity.claims, hint=CLAIMED_HINT)
     await job.in_thread(job.rooms.hypervisor.check_free, identity)
 
 

@@ -45,6 +45,7 @@ from synvirt.store.migration_rows import (
     one_at_a_time,
     owner,
     parse,
+    refuse_claimed,
     rewrite,
     row_of,
 )
@@ -390,6 +391,11 @@ class Store:
         one."""
         with self._writing() as db:
             claim(db, owner(job_id), names, self._own_row(db, job_id).host, hint=hint)
+
+    def refuse_claimed(self, names: list[str], *, host: str, hint: str) -> None:
+        """Conflict, when an unended job or backup run of the host has one of the names."""
+        with self._reading() as db:
+            refuse_claimed(db, owner(UUID(int=0)), names, host, hint=hint)
 
     def strike(self, job_id: UUID, kind: str, name: str) -> None:
         """Deletes a ledger entry. Call it when the thing is gone, or the operator keeps it. Idempotent."""

@@ -28,7 +28,7 @@ from synvirt.errors import (
 from synvirt.hypervisor import Capacity
 from synvirt.hypervisor.domain_xml import safe_name
 from synvirt.hypervisor.machine import Machine
-from synvirt.kvm.identity import Identity, identity_of
+from synvirt.kvm.identity import CLAIMED_HINT, Identity, identity_of
 from synvirt.machines.concerns import TARGET_TOO_SMALL, runs_cold, with_room
 from synvirt.migrations import instant
 from synvirt.migrations.planning import schedule
@@ -397,8 +397,8 @@ def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -
     if manifest is None and plan.target.name is None:
         return ()
     differences: tuple[Difference, ...] = ()
+    wanted = Identity(safe_name(plan.target.name or "", fallback=""))
     try:
-        wanted = Identity(safe_name(plan.target.name or "", fallback=""))
         if manifest is not None:
             converts = rooms.converts(plan, manifest)
             machine = Machine(uuid4(), manifest, plan.target, frozenset(plan.skip_disks), has_drivers=converts)
@@ -409,6 +409,7 @@ def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -
         raise
     except SynvirtError as error:
         log.warning("the hypervisor does not say whether a name is free", cause=error.detail)
+    rooms.store.refuse_claimed(wanted.claims, host=rooms.host, hint=CLAIMED_HINT)
     return differences
 
 
