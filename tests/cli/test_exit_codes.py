@@ -120,6 +120,24 @@ def test_a_long_sentence_of_a_table_cuts_no_other_column(
     assert out.count("damaged") == 20
 
 
+@pytest.mark.parametrize("columns", [80, 60, 40, 20, 1])
+def test_a_terminal_too_narrow_for_a_table_cuts_none_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    """Ids of two characters and times without their end were of no use, and names went altogether."""
+    titles = ("ID", "NAME", "ROLE", "MADE BY", "EXPIRES", "LAST USED")
+    row = (str(UUID(int=0x7E57)), "a-token-of-long-name", "operator", "local", "2027-02-28 14:46:45", "2026-11-30 14:48:33")
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    listing.print_table(titles, [row])
+    head, first, *more = [re.sub(r"\x1b\[\d+m", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert re.split(r"  +", head.strip()) == list(titles)
+    id_, name, *rest = re.split(r"  +", first.strip())
+    assert (id_, tuple(rest)) == (row[0][:8], row[2:])
+    assert "".join([name, *(line.strip() for line in more)]) == row[1]
+
+
 @pytest.mark.parametrize("columns", [200, 40])
 def test_a_table_shows_names_as_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int

@@ -21,6 +21,8 @@ NARROW = 110
 ID_CHARS = 8
 # Columns of names and sentences. The others hold words and figures, which are useless when they are cut.
 WRAP = frozenset({"NAME", "WHY", "WHY THEN", "WHAT IS WRONG", "HINT", "ANSWER", "PROBLEM", "RESOURCE", "MEMBERS", "FREE"})
+# The least that a column wraps to, as most words are no longer.
+LEAST_WRAPPED = 8
 # Columns of an output that is no terminal: more than any row has.
 WIDEST = 1_000_000
 # Between two columns.
@@ -127,7 +129,8 @@ def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_
 
 def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """A table that fits into a terminal: names and sentences wrap, and nothing else is cut. A narrow terminal shows the
-    beginning of an ID, which every command accepts. Elsewhere each row is one line."""
+    beginning of an ID, which every command accepts, and one in which that is too wide breaks the lines. Elsewhere each row is
+    one line."""
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console
 
@@ -150,6 +153,8 @@ def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         return
     from rich.table import Table
 
+    least = [min(width, LEAST_WRAPPED) if title in WRAP else width for title, width in zip(titles, widths, strict=True)]
+    console.width = max(console.width, sum(least) + len(GAP) * len(least[1:]))
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(title, no_wrap=title not in WRAP, overflow="fold" if title in WRAP else "ellipsis")
