@@ -359,6 +359,7 @@ def test_a_job_that_ends_names_the_volumes_that_are_there(
             manifest=None,
             disks=disks,
             domain=None,
+            progress=Progress(bytes_total=9, bytes_done=4, rate_bps=5.0, eta_s=1.0),
             state=State.COPYING_FULL,
             history=(),
         ),
@@ -373,6 +374,7 @@ def test_a_job_that_ends_names_the_volumes_that_are_there(
     assert ended == changed["state"] == (State.CANCELLED if is_cancelled else State.FAILED)
     assert calls == ["rehearsals", kept, "turn"]
     assert [one.volume for one in changed["disks"]] == ["volume gone" if "volume" in kept else None, "volume left"]
+    assert changed["progress"] == Progress(bytes_total=9, bytes_done=4), "nothing is copied any more"
 
 
 @pytest.mark.parametrize("to", [State.DELTA_SYNCING, State.CUTTING_OVER])

@@ -232,11 +232,15 @@ def test_a_job_on_disks_of_its_host_waits_or_starts_over(apart: Fleet, decided: 
     waiting = apart.a.intake.submit(waits)
     left = apart.killed_at(12, job)
     assert left.state is State.COPYING_FULL
+    figures = left.progress.model_copy(update={"rate_bps": 5.0, "eta_s": 1.0})
+    apart.a.store.write_under(None)  # its lease is over
+    apart.a.store.change(job.id, left.state, lambda before: before.model_copy(update={"progress": figures}))
     apart.taking_over("restart_elsewhere" if decided == "by the setting" else "wait").look()
     store = apart.b.store
     assert store.host_of(waiting.id) == "a"
     before = store.get(job.id)
     assert before.state is State.FAILED
+    assert before.progress == figures.stopped(), "nothing is copied any more"
     assert before.last_error is not None
     assert before.restarted_by is not None
     assert str(before.restarted_by) in before.last_error.message

@@ -114,7 +114,9 @@ async def _end(job: Job) -> State:
     else:
         kept = frozenset() if cancelled else kept_on_failure(job.migration)
         await sweep(job, kept)
-    return await _move(job, State.CANCELLED if cancelled else State.FAILED, **await _what_is_left(job, kept))
+    left = await _what_is_left(job, kept)
+    stopped = job.migration.progress.stopped()  # it may have ended in the middle of a pass
+    return await _move(job, State.CANCELLED if cancelled else State.FAILED, **left, progress=stopped)
 
 
 async def _what_is_left(job: Job, keep: frozenset[str]) -> dict[str, object]:

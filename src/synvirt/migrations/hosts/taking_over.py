@@ -191,7 +191,8 @@ class TakingOver:
         def failed(before: Migration) -> Migration:
             visit = StateVisit(state=State.FAILED, at=created_at)
             end = {"state": State.FAILED, "last_error": problem, "finished_at": created_at, "restarted_by": again.id}
-            return before.model_copy(update={**end, "history": (*before.history, visit)})
+            stopped = {"history": (*before.history, visit), "progress": before.progress.stopped()}
+            return before.model_copy(update={**end, **stopped})
 
         if secret is None:
             done = self._store.lost_jobs.restart_elsewhere(job.id, lost, failed, again, to=self._host)
