@@ -16,23 +16,24 @@ from synvirt.hypervisor import Early, Volume
 from synvirt.hypervisor.differences import differences
 from synvirt.hypervisor.hardware import (
     BUSES,
-    Chipset,
     bus_now,
     bus_of,
     card,
+    chipset_of,
     disk_serials,
     large_sectors,
     macs,
     memory_bytes,
     processors,
     serial_of,
+    slots,
     uuid_of,
 )
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import JOB_NAMESPACE, not_the_drivers
 from synvirt.kvm.translated import translated
 from synvirt.model.job import Domain
-from synvirt.model.machine import DiskBus, Nic, VmManifest, letters
+from synvirt.model.machine import Chipset, DiskBus, Nic, VmManifest, letters
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 
@@ -90,7 +91,7 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
     mark = {"id": str(machine.id), "bus": str(bus), **({"unplugged": "yes"} if machine.rehearsed else {})}
     ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", mark)
     _text(root, "memory", str(memory_bytes(machine)), unit="b")
-    _firmware(root, machine, BUSES[bus].chipset, host)
+    _firmware(root, machine, host)
     _processor(root, machine, host)
     _clock(root, manifest, host)
     for event, action in (("on_poweroff", "destroy"), ("on_reboot", "restart"), ("on_crash", "destroy")):
@@ -103,7 +104,7 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
             _rehearsed_interface(devices, machine, nic, addresses[nic.key], number)
         else:
             _interface(devices, machine, nic, addresses[nic.key], host)
-    _fixtures(devices, identity, manifest, BUSES[bus].chipset, host)
+    _fixtures(devices, identity, manifest, chipset_of(machine), host)
     ET.indent(root)
     xml = ET.tostring(root, encoding="unicode") + "\n"
     uefi = _uefi(manifest, host)
@@ -126,10 +127,10 @@ def _uefi(manifest: VmManifest, host: Host) -> Firmware | None:
     return host.uefi_secure if manifest.secure_boot else host.uefi
 
 
-def _firmware(root: ET.Element, machine: Machine, chipset: Chipset, host: Host) -> None:
+def _firmware(root: ET.Element, machine: Machine, host: Host) -> None:
     manifest = machine.manifest
     os_element = ET.SubElement(root, "os")
-    _text(os_element, "type", "hvm", arch="x86_64", machine=chipset)
+    _text(os_element, "type", "hvm", arch="x86_64", machine=chipset_of(machine))
     if serial := serial_of(machine):
         ET.SubElement(os_element, "smbios", mode="sysinfo")
         _text(ET.SubElement(ET.SubElement(root, "sysinfo", type="smbios"), "system"), "entry", serial, name="serial")
@@ -286,6 +287,7 @@ def _interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, host: 
     ET.SubElement(element, "model", type=card(machine, nic))
     if not nic.connected:
         ET.SubElement(element, "link", state="down")
+    _place(element, machine, nic)
     ET.SubElement(element, "rom", enabled="no")  # its network boot waits seconds for a key at each start; we boot from disks
 
 
@@ -300,7 +302,13 @@ def _rehearsed_interface(devices: ET.Element, machine: Machine, nic: Nic, mac: s
     ET.SubElement(element, "model", type=card(machine, nic))
     if not wired or not nic.connected:
         ET.SubElement(element, "link", state="down")
+    _place(element, machine, nic)
     ET.SubElement(element, "rom", enabled="no")
+
+
+def _place(element: ET.Element, machine: Machine, nic: Nic) -> None:
+    if (slot := slots(machine).get(nic.key)) is not None:
+        ET.SubElement(element, "address", type="pci", domain="0x0000", bus="0x00", slot=f"0x{slot:02x}", function="0x0")
 
 
 def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, chipset: Chipset, host: Host) -> None:

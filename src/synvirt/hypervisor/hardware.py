@@ -12,15 +12,13 @@ the best one that the guest should be able to boot from; each next one needs les
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Literal
 from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
 from synvirt.machines.disk_names import OTHER_SERIAL_CHARS, SCSI_SERIAL_CHARS, are_as_scsi, disk_serial
-from synvirt.model.machine import Disk, DiskBus, Nic, VmManifest
+from synvirt.model.machine import Chipset, Disk, DiskBus, Nic, VmManifest
 from synvirt.sizes import MIB
 
-Chipset = Literal["q35", "pc"]
 # A manifest without memory has 0, which libvirt refuses. Nothing boots with less than 64 MiB.
 LEAST_MEMORY_BYTES = 64 * MIB
 # libvirt defines no guest with more of them without an IOMMU, and ours have none.
@@ -126,6 +124,30 @@ def bus_now(machine: Machine) -> DiskBus:
     return machine.attempts[-1].disk_bus if machine.attempts else ladder(machine)[0]
 
 
+def chipset_of(machine: Machine) -> Chipset:
+    """The bus's; or the source's older one, where a guest boots from the bus by it too. Secure Boot needs the newer one."""
+    if machine.manifest.chipset == "pc" and not machine.manifest.secure_boot:
+        return "pc"
+    return BUSES[bus_now(machine)].chipset
+
+
+# On the first PCI bus 0 to 2 are the chipset's own and the screen's, and 31 is the last one.
+_SLOTS = range(3, 32)
+
+
+def slots(machine: Machine) -> dict[str, int]:
+    """The slots on the first PCI bus of the cards that keep theirs, by the cards' keys: those of the older chipset, on which a
+    Linux names cards by their slots. A configuration by such a name (ens18) finds no card else."""
+    manifest = machine.manifest
+    if manifest.chipset != "pc" or chipset_of(machine) != "pc":
+        return {}
+    found: dict[str, int] = {}
+    for nic in manifest.nics:
+        if nic.slot is not None and nic.slot in _SLOTS and nic.slot not in found.values():
+            found[nic.key] = nic.slot
+    return found
+
+
 def bus_of(number: int, bus: DiskBus) -> DiskBus:
     """The bus of the domain's disk of that number, counted from 0."""
     return "sata" if bus == "ide" and number >= IDE_DISKS_MAX else bus
@@ -152,15 +174,16 @@ def why_bus(machine: Machine) -> str:
 
 
 def card(machine: Machine, nic: Nic) -> str:
-    """virtio for a guest that boots with virtio; else the card it had, if QEMU has it; else one of its time."""
+    """virtio for a guest that boots with virtio; else the card it had, if QEMU has it; else one of its time and chipset."""
     bus = bus_now(machine)
     if BUSES[bus].card == "virtio" and (has_virtio(machine) or nic.model.lower().startswith("virtio")):
         return "virtio"
-    if same := _SAME_CARD.get(nic.model.lower()):
+    if (same := _SAME_CARD.get(nic.model.lower())) and not (same == "e1000e" and chipset_of(machine) == "pc"):
         return same
     if is_old(machine.manifest):
         return "rtl8139"
-    return BUSES[bus].card if BUSES[bus].card != "virtio" else "e1000e"
+    # e1000e is a card of PCI Express.
+    return "e1000" if chipset_of(machine) == "pc" else "e1000e"
 
 
 # ── identity, processors, memory ─────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,8 @@ from synvirt.model.values import Bytes, Model, Time
 from synvirt.sizes import GIB, SECTOR_BYTES
 
 DiskBus = Literal["virtio", "scsi", "sata", "ide", "nvme"]
+# QEMU's: i440fx, which libvirt calls pc, with PCI; and q35, with PCI Express.
+Chipset = Literal["q35", "pc"]
 
 
 def letters(number: int) -> str:
@@ -63,6 +65,9 @@ class Nic(Model):
     model: str = ""
     network: str = ""
     connected: bool = True
+    # Its slot on the first PCI bus, which a Linux names it by (3: ens3), where the chipset is pc. None: it is elsewhere, or the
+    # source does not say.
+    slot: int | None = None
     ip_addresses: tuple[str, ...] = ()
 
 
@@ -97,6 +102,8 @@ class VmManifest(Model):
     # The platform's host that has the VM; empty where the platform is one host, or does not say.
     host: str = ""
     power_state: Literal["on", "off", "suspended", "unknown"] = "off"
+    # None: it has another one, or the source does not say.
+    chipset: Chipset | None = None
     firmware: Literal["bios", "uefi"] = "bios"
     secure_boot: bool = False
     tpm: bool = False

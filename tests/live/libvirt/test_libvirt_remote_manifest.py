@@ -113,6 +113,31 @@ def test_the_firmware_is_the_one_that_libvirt_chooses(os: str, uefi: bool, secur
     assert (found.firmware, found.secure_boot) == ("uefi" if uefi else "bios", secure)
 
 
+@pytest.mark.parametrize(
+    ("machine", "chipset"),
+    [("pc-i440fx-7.2", "pc"), ("pc", "pc"), ("pc-q35-7.2", "q35"), ("q35", "q35"), ("microvm", None), ("", None)],
+)
+def test_the_chipset_is_read(machine: str, chipset: str | None) -> None:
+    kind = f"<os><type machine='{machine}'>hvm</type></os>"
+    assert manifest(parse(f"<domain><name>n</name>{kind}<devices/></domain>"), seen()).chipset == chipset
+
+
+@pytest.mark.parametrize(
+    ("address", "slot"),
+    [
+        ("domain='0x0000' bus='0x00' slot='0x12' function='0x0'", 18),
+        ("domain='0x0000' bus='0x01' slot='0x12' function='0x0'", None),
+        ("domain='0x0000' bus='0x00' slot='0x12' function='0x1'", None),
+        ("domain='0x0000' bus='0x00' slot='many' function='0x0'", None),
+        ("bus='nowhere' slot='0x12'", None),
+    ],
+)
+def test_the_slot_of_a_card_is_read(address: str, slot: int | None) -> None:
+    card = f"<interface type='bridge'><source bridge='br0'/><address type='pci' {address}/></interface>"
+    found = manifest(parse(f"<domain><name>n</name><devices>{card}</devices></domain>"), seen())
+    assert [nic.slot for nic in found.nics] == [slot]
+
+
 def test_a_disk_keeps_the_serial_number_that_its_guest_reads() -> None:
     """`scsi-0QEMU_QEMU_HARDDISK_drive-scsi1-0-0-3` is one without a serial number in a guest's /dev/disk/by-id."""
     on_scsi = "<target dev='sda' bus='scsi'/><address type='drive' controller='1' bus='0' target='0' unit='3'/>"

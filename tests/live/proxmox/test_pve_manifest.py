@@ -148,6 +148,26 @@ def test_concerns(config: dict[str, Any], concern: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("machine", "chipset"),
+    [
+        ({}, "pc"),
+        ({"machine": "pc-i440fx-9.0"}, "pc"),
+        ({"machine": "q35"}, "q35"),
+        ({"machine": "type=pc-q35-9.0,viommu=intel"}, "q35"),
+        ({"machine": "viommu=virtio"}, "pc"),
+        ({"machine": "virt"}, None),
+    ],
+)
+def test_the_chipset_is_read(machine: dict[str, Any], chipset: str | None) -> None:
+    assert read(machine).chipset == chipset
+
+
+def test_cards_are_in_the_slots_that_proxmox_ve_gives_them() -> None:
+    found = read({f"net{number}": f"virtio=BC:24:11:00:00:0{number},bridge=vmbr0" for number in (0, 5, 6)})
+    assert [nic.slot for nic in found.nics] == [18, 23, None]
+
+
+@pytest.mark.parametrize(
     ("drive", "serial"),
     [
         ({"virtio0": "a:b,size=1G,serial=DATA%2D01"}, "DATA-01"),

@@ -16,7 +16,7 @@ from synvirt.live.libvirt.settings import not_taken_over
 from synvirt.machines import smbios
 from synvirt.machines.concerns import left_out, of_sectors, settings_left_out, snapshots_present
 from synvirt.machines.disk_names import disk_serial
-from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Chipset, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import GIB, KIB, MIB, SECTOR_BYTES, TIB
 
 # libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
@@ -121,6 +121,7 @@ def manifest(domain: Element, seen: Seen) -> VmManifest:
         uuid=uuid,
         serial=_serial(domain),
         power_state=seen.power_state,
+        chipset=_chipset(domain),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
         tpm=domain.find("devices/tpm") is not None,
@@ -147,6 +148,29 @@ def _text(element: Element, path: str) -> str:
 
 def _number(text: str | None) -> int:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,12}", text) else 0
+
+
+_ZERO: Final = re.compile(r"(0x)?0{1,4}")
+# As libvirt writes it.
+_SLOT: Final = re.compile(r"0x([01][0-9a-f])")
+
+
+def _chipset(domain: Element) -> Chipset | None:
+    """`pc-i440fx-7.2` and `pc-q35-7.2`, as libvirt writes them out; `pc` and `q35`."""
+    kind = domain.find("os/type")
+    name = kind.get("machine", "") if kind is not None else ""
+    if name == "q35" or name.startswith("pc-q35"):
+        return "q35"
+    return "pc" if name == "pc" or name.startswith("pc-i440fx") else None
+
+
+def _slot(card: Element) -> int | None:
+    """On the first PCI bus."""
+    address = card.find("address[@type='pci']")
+    if address is None or any(not _ZERO.fullmatch(address.get(part, "0")) for part in ("domain", "bus", "function")):
+        return None
+    slot = _SLOT.fullmatch(address.get("slot", ""))
+    return int(slot[1], 16) if slot else None
 
 
 def _firmware(domain: Element) -> tuple[bool, bool]:
@@ -261,6 +285,7 @@ def _nics(domain: Element, addresses: dict[str, tuple[str, ...]]) -> Iterator[Ni
             model=model.get("type", "") if model is not None else "",
             network=network,
             connected=link is None or link.get("state") != "down",
+            slot=_slot(card),
             ip_addresses=addresses.get((address or "").lower(), ()),
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from synvirt.machines.disk_names import disk_serial
-from synvirt.model.machine import DiskBus
+from synvirt.model.machine import Chipset, DiskBus
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
 # Proxmox VE's limits for each (PVE::QemuServer::Drive, ::Network): more are not looked for.
@@ -80,6 +80,20 @@ class Drive:
 
     def is_on(self, option: str) -> bool:
         return is_on(self.options.get(option))
+
+
+def chipset(config: Mapping[str, Any]) -> Chipset | None:
+    """i440fx, unless `machine` says otherwise (`q35`, `pc-q35-9.0`)."""
+    name = options(config.get("machine", "pc"), "type").get("type", "pc")
+    if name == "q35" or name.startswith("pc-q35"):
+        return "q35"
+    return "pc" if name == "pc" or name.startswith("pc-i440fx") else None
+
+
+def slot(key: str) -> int | None:
+    """Of a card on i440fx: net0 is in slot 18, and net5 the last one on the first bus (PVE::QemuServer::PCI)."""
+    found = _NET.fullmatch(key)
+    return 18 + int(found.group(1)) if found and int(found.group(1)) < 6 else None
 
 
 def is_on(value: object) -> bool:

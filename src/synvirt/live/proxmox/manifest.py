@@ -59,6 +59,7 @@ def manifest(seen: Seen) -> VmManifest:
         serial=_serial(config),
         host=str(seen.row.get("node", "")),
         power_state=seen.power_state,
+        chipset=settings.chipset(seen.config),
         firmware="uefi" if uefi else "bios",
         secure_boot=efi is not None and efi.is_on("pre-enrolled-keys"),
         tpm="tpmstate0" in config,
@@ -152,6 +153,7 @@ def _nics(seen: Seen) -> Iterator[Nic]:
             model=card.get("model", ""),
             network=card.get("bridge", "") + (f".{tag}" if tag else ""),
             connected=not settings.is_on(card.get("link_down")),
+            slot=settings.slot(key),
             ip_addresses=tuple(addresses.get(mac or "", ())),
         )
 
