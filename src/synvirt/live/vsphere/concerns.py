@@ -224,9 +224,9 @@ def _of_empty_disks(empty: Sequence[tuple[Any, int]], ways: Mapping[str, Way], *
 
 def _of_stores(disks: Sequence[Any], space: Mapping[str, tuple[int, int]]) -> Iterator[Concern]:
     """The datastores that a snapshot may fill. It grows to the size of its disks at most."""
-    for store in dict.fromkeys(store_of(disk) for disk in disks):
+    for store in dict.fromkeys(store_of(disk, space) for disk in disks):
         free, has = space.get(store, (0, 0))
-        most = sum(capacity_of(disk) for disk in disks if store_of(disk) == store)
+        most = sum(capacity_of(disk) for disk in disks if store_of(disk, space) == store)
         if free < min(most, has * LOW_SPACE):
             yield Concern(
                 id=f"vim.store_full:{store}",
@@ -272,7 +272,7 @@ def _removal(found: Mapping[str, Any], space: Mapping[str, tuple[int, int]]) -> 
     disks, files = virtual_disks(found.get("config.hardware.device") or ()), found.get("layoutEx.file") or ()
     room: Counter[str] = Counter()
     for disk in disks:
-        room.update(deltas_of(disk, files))
+        room.update(deltas_of(disk, files, space))
     grown = room.total()
     if not grown:
         return "vSphere writes their data again, which may take hours and slow the guest."
@@ -294,7 +294,7 @@ def _time(minutes: int) -> str:
 
 def _of_disk(disk: Any, store_types: Mapping[str, str], *, by_files: bool) -> Iterator[Concern]:
     """The first concern of the disk, if it has one."""
-    store, kind = store_of(disk), type_name(disk.backing).removesuffix("BackingInfo")
+    store, kind = store_of(disk, store_types), type_name(disk.backing).removesuffix("BackingInfo")
     if encrypted(disk):
         yield _critical(
             f"disk-encrypted:{disk.key}",

@@ -3,7 +3,7 @@
 Names are those of the vSphere Web Services API: `VirtualDevice`, `VirtualDiskFlatVer2BackingInfo`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from synvirt.machines.boot_order import by_bus
@@ -71,9 +71,19 @@ def label(device: Any) -> str:
     return str(getattr(device.deviceInfo, "label", None) or f"device {device.key}")
 
 
-def store_of(disk: Any) -> str:
-    """The name of the datastore of its newest file."""
-    return str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
+def split(name: str, stores: Iterable[str] = ()) -> tuple[str, str]:
+    """A file's name in vSphere's form, «[store] folder/file», as its datastore and its path there. Both may have a «] » in
+    them, as in «[[SSD] fast] web/web.vmdk»; `stores`: the names of datastores, one of which it is."""
+    for store in sorted(stores, key=len, reverse=True):
+        if name.startswith(before := f"[{store}] "):
+            return store, name.removeprefix(before)
+    store, _, path = name.removeprefix("[").partition("] ")
+    return store, path
+
+
+def store_of(disk: Any, stores: Iterable[str]) -> str:
+    """The name of the datastore of its newest file. `stores`: see `split`."""
+    return split(str(getattr(disk.backing, "fileName", "")), stores)[0]
 
 
 def bus_of(controller: Any) -> DiskBus:
@@ -124,13 +134,13 @@ def allocated_of(disk: Any, files: Sequence[Any]) -> int | None:
     return min(capacity_of(disk), sum(known)) if len(known) == len(taken) else None
 
 
-def deltas_of(disk: Any, files: Sequence[Any]) -> dict[str, int]:
+def deltas_of(disk: Any, files: Sequence[Any], stores: Iterable[str]) -> dict[str, int]:
     """By datastore, the bytes of the disk's files above its lowest one: a removal of all snapshots writes them again, to the
-    datastore of the lowest. Files that are missing in `layoutEx.file` count as nothing."""
+    datastore of the lowest. Files that are missing in `layoutEx.file` count as nothing. `stores`: see `split`."""
     sizes = {str(file.name): int(file.size) for file in files if file.type == "diskExtent"}
     *above, lowest = [str(getattr(backing, "fileName", "") or "") for backing in backings(disk)] or [""]
     names = (name.removesuffix(".vmdk") + end for name in above for end in _EXTENTS)
-    return {lowest.partition("]")[0].removeprefix("["): sum(sizes.get(name, 0) for name in names)}
+    return {split(lowest, stores)[0]: sum(sizes.get(name, 0) for name in names)}
 
 
 def stores_of(disks: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from synvirt.disks.vmdk.descriptor import parse_descriptor
 from synvirt.disks.vmdk.sparse import DESCRIPTOR_BYTES_MAX
 from synvirt.disks.vsphere.datastore import DatastoreReader
 from synvirt.errors import AuthFailed, Internal, UnsupportedFormat, VmNotFound
-from synvirt.live.vsphere.disks import capacity_of, chain
+from synvirt.live.vsphere.disks import capacity_of, chain, split
 from synvirt.live.vsphere.session import VimSession, library
 
 # Folders may be nested; a loop in a platform's answer must end.
@@ -110,7 +110,9 @@ def _file(session: VimSession, vm_id: str, backing: Any, size: int | None) -> Da
 
 def _named_file(session: VimSession, vm_id: str, name: str, lies_in: Any, size: int | None) -> DatastoreSpec:
     """`name`: in vSphere's form, «[store] folder/file». `lies_in`: that store, where it is known."""
-    store, _, path = name.removeprefix("[").partition("] ")
+    store, path = split(name)
+    if "] " in path:
+        store, path = split(name, _store_names(session, vm_id))
     within = session.machine(vm_id) if lies_in is None else lies_in
     return DatastoreSpec(
         host=session.host,
@@ -127,6 +129,13 @@ def _named_file(session: VimSession, vm_id: str, name: str, lies_in: Any, size: 
         path=path,
         size_bytes=size,
     )
+
+
+def _store_names(session: VimSession, vm_id: str) -> list[str]:
+    """Of the VM's datastores."""
+    held = session.properties(session.machine(vm_id), ("datastore",), what=f"look at {vm_id}").get("datastore") or ()
+    found = session.each([(store, ("summary.name",)) for store in held], what="look at datastores").values()
+    return [str(store.get("summary.name")) for store in found]
 
 
 def _hosts(session: VimSession, within: Any) -> tuple[tuple[str, str], ...]:

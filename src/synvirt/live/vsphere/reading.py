@@ -91,7 +91,7 @@ class SnapshotDisks:
         """Like LiveAdapter.ways_to."""
         device = self._wanted(vm_id, snapshot_id, disk).device
         types, _ = self._inventory.stores(stores_of([device]))
-        in_files = chain(device.backing) is not None and types.get(store_of(device)) not in OBJECT_STORES
+        in_files = chain(device.backing) is not None and types.get(store_of(device, types)) not in OBJECT_STORES
         hosts = vim_files.hosts_of(self._session, device)[:HOSTS_TRIED] if in_files else []
         return [
             *(["datastore"] if in_files else []),

@@ -61,7 +61,7 @@ def way(
         return Way("vddk")
     if missing_privilege is not None:
         return Way("lease", f"our user lacks the privilege {missing_privilege}")
-    store = store_of(disk)
+    store = store_of(disk, store_types)
     if store_types.get(store) in OBJECT_STORES:
         return Way("lease", f"it lies in {store}, of type {store_types[store]}")
     if chain(disk.backing) is None:

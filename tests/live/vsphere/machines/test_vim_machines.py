@@ -188,6 +188,38 @@ def test_a_datacenters_path_is_without_the_root_whatever_our_user_sees(seen: tup
     assert vim_files._datacenter(session, "vm-1", store) == path
 
 
+@pytest.mark.parametrize("store", ["ds1", "[SSD] fast", "fast [SSD]", "fast] [SSD"])
+@pytest.mark.parametrize("folder", ["web", "web [old] 2", "[SSD] web"])
+def test_a_datastore_is_known_whatever_brackets_are_in_its_name(store: str, folder: str) -> None:
+    """Its files are asked for by its name, and whether it has files at all is known by its type."""
+    disk = a_disk(backing=Backing(fileName=f"[{store}] {folder}/web.vmdk"))
+    chosen = way("auto", has_vddk=False, disk=disk, store_types={"ds2": "VMFS", store: "vsan"}, missing_privilege=None)
+    assert chosen == Way("lease", f"it lies in {store}, of type vsan")
+    assert critical(described(disk, stores={store: "vsan"})) == ["disk-in-objects:2000"]
+
+    datastore, other = vim.Datastore("datastore-5"), vim.Datastore("datastore-6")
+    things = {
+        "vm-1": {"name": "web", "datastore": [other, datastore]},
+        "datastore-5": {"name": store, "summary.name": store, "parent": vim.Datacenter("datacenter-1")},
+        "datastore-6": {"summary.name": "ds2"},
+        "datacenter-1": {"name": "Köln"},
+    }
+    session: Any = SimpleNamespace(
+        host="vc",
+        port=443,
+        session_manager="",
+        api_version="",
+        login_=SimpleNamespace(user="u", password="p"),
+        options=SimpleNamespace(verify_tls=True, fingerprint_sha256=None),
+        content=SimpleNamespace(rootFolder=vim.Folder("group-1"), about=SimpleNamespace(apiType="HostAgent")),
+        machine=vim.VirtualMachine,
+        properties=lambda thing, _, **__: things[thing._moId],
+        each=lambda wanted, **_: {one._moId: things[one._moId] for one, _paths in wanted},
+    )
+    spec = vim_files._file(session, "vm-1", Backing(fileName=f"[{store}] {folder}/web.vmdk", datastore=datastore), 1 << 30)
+    assert (spec.datastore, spec.path) == (store, f"{folder}/web.vmdk")
+
+
 @pytest.mark.parametrize("folder", ["", "web/", "Büro 1/web/"])
 def test_a_snapshots_file_lies_beside_its_descriptor(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a disk that lies in no folder of its datastore."""
