@@ -306,9 +306,13 @@ def test_a_new_process_of_a_host_shuts_the_one_before_out(store: Store, other: S
 
 
 def test_a_host_is_fenced_once_its_lease_is_over_for_long_enough(other: Store, kept: Kept) -> None:
-    assert other.hosts.fence_expired(grace_s=0) == []
-    assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S) == ["a"]
-    assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S) == []
+    (row,) = other.hosts.all()
+    silent = {"a": row.seen_at}
+    assert other.hosts.fence_expired(grace_s=0, silent=silent) == []
+    assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S, silent={}) == []
+    assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S, silent={"a": row.seen_at - 1}) == [], "it was seen since"
+    assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S, silent=silent) == ["a"]
+    assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S, silent=silent) == []
     (row,) = other.hosts.all()
     assert (row.epoch, row.fenced) == (2, "expired")
 

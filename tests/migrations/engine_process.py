@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from synvirt.jobs.lease import GRACE_S, LEASE_S, HostLease, Pausable, Together
+from synvirt.jobs.lease import GRACE_S, LEASE_S, SELF_FENCE_S, HostLease, Pausable, Together
 from synvirt.jobs.process import started
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.wire import SILENCE_S
@@ -46,7 +46,12 @@ def serve(house: House, beside: Callable[[Engine], AbstractContextManager[Pausab
     )
     lease.begin()
     taking_over = TakingOver(
-        house.rooms, begin=engine.begin, held_for_s=lease.held_for_s, opens_source=lambda _: None, grace_s=GRACE_S * scale
+        house.rooms,
+        begin=engine.begin,
+        held_for_s=lease.held_for_s,
+        opens_source=lambda _: None,
+        grace_s=GRACE_S * scale,
+        silent_s=SELF_FENCE_S * scale,
     )
     engine.start()
     with (

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from synvirt.destinations import DestinationAway
 from synvirt.errors import AuthFailed, Conflict
+from synvirt.jobs.lease import GRACE_S, LEASE_S, SELF_FENCE_S, boot_clock
 from synvirt.migrations.hosts.about import AboutHost
 from synvirt.migrations.hosts.taking_over import TakingOver
 from synvirt.migrations.tidying import Tidier
@@ -22,6 +23,7 @@ from synvirt.model.plan import OnHostLost
 from synvirt.model.values import now
 from synvirt.sizes import MIB
 from synvirt.store import LedgerEntry
+from synvirt.store.hosts import clock
 from tests.drawn import drawn
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan
@@ -65,13 +67,22 @@ class Fleet:
         self.lives("a", ttl_s=-1000)
         return self.a.store.get(job.id)
 
-    def taking_over(self, on_host_lost: OnHostLost = "wait", *, held_for_s: float = 1000) -> TakingOver:
+    def taking_over(
+        self,
+        on_host_lost: OnHostLost = "wait",
+        *,
+        held_for_s: float = 1000,
+        silent_s: float = 0,
+        clock: Callable[[], float] = boot_clock,
+    ) -> TakingOver:
         return TakingOver(
             self.b.rooms,
             begin=self.begun.append,
             held_for_s=lambda: held_for_s,
             opens_source=lambda _: None,
             on_host_lost=on_host_lost,
+            silent_s=silent_s,
+            clock=clock,
         )
 
     def close(self) -> None:
@@ -150,6 +161,30 @@ def test_nobody_is_fenced_by_a_host_that_has_only_just_its_own_lease(fleet: Flee
     assert {row.fenced for row in fleet.b.store.hosts.all()} == {""}
     fleet.taking_over().look()
     assert fleet.b.store.host_of(job.id) == "b"
+
+
+@pytest.mark.parametrize("stood_still_s", [0, 600])
+def test_a_clock_that_is_set_forward_fences_no_host_that_lives(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, stood_still_s: float
+) -> None:
+    """The database's: all leases are over at once, and all hosts write. Or all have stood still together, with their host."""
+    job, hosts = fleet.a.intake.submit(live_plan()), fleet.b.store.hosts
+    passed = set_forward = 0.0
+    monkeypatch.setattr("synvirt.store.hosts.now", lambda db: clock(db.dialect.name) + passed + set_forward)
+    fence = hosts.begin("a", ttl_s=LEASE_S, document=fleet.document)
+    looks = fleet.taking_over(silent_s=SELF_FENCE_S, clock=lambda: 1000 + passed)
+    for number in range(12):
+        passed += 10
+        if number == 5:
+            set_forward, passed = 300.0, passed + stood_still_s
+        looks.look()
+        assert hosts.renew(fence, ttl_s=LEASE_S, document=fleet.document), "it was fenced, and its worker writes on"
+    assert fleet.b.store.host_of(job.id) == "a"
+    while fleet.b.store.host_of(job.id) == "a" and passed < 2000:
+        passed += 10
+        looks.look()
+    assert fleet.begun == [job.id]
+    assert passed - stood_still_s <= 120 + LEASE_S + GRACE_S + 10, "no later than ever"
 
 
 def test_a_host_that_is_back_keeps_its_jobs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

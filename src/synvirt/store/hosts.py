@@ -8,12 +8,12 @@ host's row and compares the epoch. So a fenced process commits nothing any more,
 under way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, Double, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Double, bindparam, delete, insert, literal_column, or_, select, update
 
 from synvirt.errors import PersistFailed
 from synvirt.store.tables import hosts, slots
@@ -98,11 +98,17 @@ class HostRows:
             fenced = update(hosts).where(hosts.c.id == host).values(epoch=hosts.c.epoch + 1, fenced="operator")
             return db.execute(fenced).rowcount == 1
 
-    def fence_expired(self, *, grace_s: float) -> list[str]:
-        """Fences the hosts whose lease has been over for longer than `grace_s`. The hosts that this call has fenced."""
+    def fence_expired(self, *, grace_s: float, silent: Mapping[str, float]) -> list[str]:
+        """Fences those of the `silent` hosts whose lease has been over for longer than `grace_s`, and that were not seen since
+        then. The hosts that this call has fenced."""
+        if not silent:
+            return []
         with self._writing() as db:
             expired = (hosts.c.until < now(db) - grace_s) & (hosts.c.fenced == "")
-            fenced = update(hosts).where(expired).values(epoch=hosts.c.epoch + 1, fenced="expired").returning(hosts.c.id)
+            unseen = or_(*((hosts.c.id == host) & (hosts.c.seen_at == seen_at) for host, seen_at in silent.items()))
+            fenced = (
+                update(hosts).where(expired, unseen).values(epoch=hosts.c.epoch + 1, fenced="expired").returning(hosts.c.id)
+            )
             return sorted(db.execute(fenced).scalars())
 
     def all(self) -> list[HostRow]:

@@ -6,7 +6,8 @@
     from CuttingOver on, or where the job has more than volumes on that host, an operator decides: `take_over`
 
 A host that has its lease only for a short time fences no other: after a database's outage all leases are over, though all hosts
-are alive. If a job is restarted, what it made on the lost host stays in the old job's ledger, and is removed when that host is
+are alive. Nor is a host fenced that this one has seen renew its lease within SELF_FENCE_S: the database's clock may have been
+set. If a job is restarted, what it made on the lost host stays in the old job's ledger, and is removed when that host is
 back. What it made at its source belongs to the new job from then on.
 """
 
@@ -21,8 +22,9 @@ from synvirt.acting import submitter
 from synvirt.destinations import shared_id_of
 from synvirt.errors import Conflict, PersistFailed, SynvirtError
 from synvirt.jobs.instant import is_started
-from synvirt.jobs.lease import GRACE_S
+from synvirt.jobs.lease import GRACE_S, SELF_FENCE_S, boot_clock
 from synvirt.migrations.hosts.about import HostDestination
+from synvirt.migrations.hosts.silence import Silence
 from synvirt.migrations.planning.foreseen import refuse_unfit
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
@@ -61,18 +63,23 @@ class TakingOver:
         secrets: JobSecrets | None = None,
         on_host_lost: OnHostLost = "wait",
         grace_s: float = GRACE_S,
+        silent_s: float = SELF_FENCE_S,
+        clock: Callable[[], float] = boot_clock,
     ) -> None:
         self._rooms, self._store, self._host = rooms, rooms.store, rooms.host
         self._begin, self._held_for_s, self._opens_source, self._secrets = begin, held_for_s, opens_source, secrets
-        self._on_host_lost, self._grace_s = on_host_lost, grace_s
+        self._on_host_lost, self._grace_s, self._silent_s = on_host_lost, grace_s, silent_s
+        self._silence = Silence(clock, step_most_s=2 * LOOK_EVERY_S)
         self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def look(self) -> None:
         """Fences hosts that are lost, and takes over the jobs that may be."""
-        if self._held_for_s() < self._grace_s:
-            return
         try:
-            for host in self._store.hosts.fence_expired(grace_s=self._grace_s):
+            self._silence.look(self._store.hosts.all())
+            if self._held_for_s() < self._grace_s:
+                return
+            silent = self._silence.over(self._silent_s)
+            for host in self._store.hosts.fence_expired(grace_s=self._grace_s, silent=silent):
                 log.warning("a host is lost", host=host)
             waiting = self._store.lost_jobs.all(but=self._host)
             self._pauses.keep([job_id for job_id, _ in waiting])
