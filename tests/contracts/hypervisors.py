@@ -294,7 +294,9 @@ class HypervisorContract:
         uuid, volume = UUID(guest.domain.uuid), Path(guest.volume.path)
         assert case.hypervisor.resume(uuid) is None, "it does not stand still"
         guest.writes()
+        assert not case.hypervisor.has_moved(uuid, [guest.volume])
         case.hypervisor.onto_volumes(uuid, [guest.volume], never)
+        assert case.hypervisor.has_moved(uuid, [guest.volume])
         assert case.running(uuid) is True
         guest.kept(volume)
         case.hypervisor.onto_volumes(uuid, [guest.volume], never)
@@ -304,6 +306,7 @@ class HypervisorContract:
         guest.writes()
         guest.kept(volume)
         case.hypervisor.undefine(uuid, guest.migration.id)
+        assert not case.hypervisor.has_moved(uuid, [guest.volume])
 
     def test_one_that_went_off_meanwhile_too(self, case: HypervisorCase) -> None:
         guest = case.early()

@@ -255,6 +255,11 @@ class FakeHypervisor:
                 found.on = [volume.path for volume in volumes]
             found.held_up = False
 
+    def has_moved(self, uuid: UUID, volumes: list[Volume]) -> bool:
+        self._check_answers()
+        found = self.domains.get(uuid)
+        return found is not None and any(volume.path in found.on for volume in volumes)
+
     def screenshot(self, job_id: UUID) -> bytes | None:
         return self.screenshots.get(job_id)
 

@@ -88,6 +88,12 @@ def on_volumes(domain: Any, wanted: str, volumes: Sequence[Volume]) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
+def has_moved(domain: Any, volumes: Sequence[Volume]) -> bool:
+    """Whether a disk of the guest, on or off, is on its volume already: then all of them were complete. libvirtError."""
+    root = ET.fromstring(domain.XMLDesc())  # noqa: S314 - libvirt's own
+    return any(_file(disk) == volume.path for volume in volumes for disk in _disks_on(root, volume))
+
+
 _KEPT = "The guest is kept; it is tried again"
 # What a disk has by its place, and not by what it is for its guest.
 _OF_PLACE = frozenset(("driver", "source", "backingStore", "mirror"))

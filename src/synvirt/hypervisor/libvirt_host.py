@@ -299,6 +299,11 @@ class LibvirtHost:
         for volume in volumes:
             early.onto_volume(lambda: self._defined(uuid), volume, self._give, stop)
 
+    def has_moved(self, uuid: UUID, volumes: list[Volume]) -> bool:
+        domain = self._find("lookupByUUIDString", str(uuid))
+        with translated(Internal, f"domain {uuid} does not say which disks it has"):
+            return domain is not None and early.has_moved(domain, volumes)
+
     def _give(self, path: str) -> None:
         handing.to_qemu(self._connection.uri, Path(path))
 

@@ -1,4 +1,4 @@
-"""Steps of a domain that is locked or on its way: it starts, or its libvirt was opened just now."""
+"""A domain that is locked for a while: by another thread that starts it, or by libvirt, which has just been opened again."""
 
 import time
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from typing import Any
 
 from synvirt.kvm.connection import load
 
+POLL_S = 0.2
 # libvirt waits 30 s for a domain's lock, and holds it a little longer where a guest's monitor does not answer.
 LOCK_PATIENCE_S = 60
-POLL_S = 0.2
 
 
 def patiently(step: Callable[[], object]) -> None:

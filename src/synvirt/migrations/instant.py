@@ -40,6 +40,7 @@ from synvirt.errors import (
     from_code,
 )
 from synvirt.hypervisor import Paused, Volume
+from synvirt.hypervisor.hardware import uuid_of
 from synvirt.jobs.exporting import ACTIVITY
 from synvirt.jobs.exports import Exports
 from synvirt.jobs.instant import (
@@ -54,7 +55,7 @@ from synvirt.jobs.instant import (
     why_not_onto,
 )
 from synvirt.migrations.job import Job
-from synvirt.migrations.landing import define_on, land
+from synvirt.migrations.landing import define_on, land, machine_of
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Instant, InstantState, Migration, Pass
@@ -140,10 +141,12 @@ async def copy_under_the_guest(job: Job, disks: Sequence[PassDisk], check: Calla
     where the source has changed."""
     exports, name = _exports(job), str(job.id)
     readers = [disk.reader for disk in disks]
+    volumes = await job.in_thread(_early_volumes, job)
+    if await job.in_thread(job.rooms.hypervisor.has_moved, uuid_of(machine_of(job.migration)), volumes):
+        return  # the store is older than that, as if it was put back from a copy: the volumes are the guest's
     refuse_readers(readers)
     await job.record("export", name)
     await job.in_thread(exports.serve, name, readers)
-    volumes = await job.in_thread(_early_volumes, job)
     await _lay(job, volumes)
     yields_to = str(exports.folder(name) / ACTIVITY)
 

@@ -113,6 +113,7 @@ class Restored(InstantDomain):
 
     def __init__(self, under_way: Any, patched: pytest.MonkeyPatch, stopped_at: str = "") -> None:
         self.under_way, self.stopped_at, note = under_way, stopped_at, self.noted
+        self.moved = False
 
         def move(status: Status, **_: object) -> None:
             if under_way.stop():
@@ -121,7 +122,7 @@ class Restored(InstantDomain):
 
         under_way.stop, under_way.move = lambda: self.stopped_at in under_way.calls, move
         exports = SimpleNamespace(folder=lambda name: Path("/instant") / name, serve=lambda *_: note("serve"))
-        hypervisor = SimpleNamespace(onto_volumes=lambda *_: note("onto its volumes"))
+        hypervisor = SimpleNamespace(onto_volumes=lambda *_: note("onto its volumes"), has_moved=lambda *_: self.moved)
         self._restore_host: Any = SimpleNamespace(exports=exports, hypervisor=hypervisor)
         patched.setattr(instant, "define", lambda *_: note("define"))
         patched.setattr(instant, "Sum", lambda *_: None)
@@ -153,6 +154,15 @@ def test_a_guest_is_copied_and_moved_once(monkeypatch: pytest.MonkeyPatch, state
     under_way: Any = UnderWay(Instant(state=state, started_at=now()))
     Restored(under_way, monkeypatch).run()
     assert under_way.calls == calls
+
+
+def test_a_guest_that_is_on_its_volumes_by_now_is_not_copied_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older copy of the store was put back."""
+    under_way: Any = UnderWay(Instant(state="running", started_at=now()))
+    restored = Restored(under_way, monkeypatch)
+    restored.moved = True
+    restored.run()
+    assert under_way.calls == ["transferring", "moving since then", *MOVED]
 
 
 @pytest.mark.parametrize("stopped_at", ["copy", "define"])

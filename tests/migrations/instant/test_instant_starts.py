@@ -2,7 +2,10 @@
 what it wrote."""
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -15,7 +18,12 @@ from synvirt.jobs.stop import Stop
 from synvirt.migrations import instant
 from synvirt.migrations.instant import until_it_goes_well
 from synvirt.model.job import Instant, InstantState
+from synvirt.model.kinds import State
 from synvirt.model.values import now
+from synvirt.sizes import MIB
+from tests.drawn import drawn
+from tests.fakes.workers import in_process
+from tests.house import House, offline_plan
 from tests.running.processes import until
 
 RUNS, RAN, NEVER = Lived(runs=True, trace="it runs"), Lived(runs=False, trace="it wrote to its disk"), Lived(False, None)
@@ -271,3 +279,38 @@ def test_a_cancel_is_seen_as_long_as_the_export_is_noted(monkeypatch: pytest.Mon
     with pytest.raises(Cancelled):
         job.onto_volumes(monkeypatch)
     assert job.calls == [*MOVED, *LEFT[:-1]]
+
+
+def test_a_store_put_back_from_before_the_move_leaves_the_volumes_to_the_guest(tmp_path: Path) -> None:
+    """Else the source would be copied again, over what the guest has written onto them."""
+    house, old = House(tmp_path, workers=in_process), tmp_path / "old.db"
+    folder = house.imports / "appliance"
+    folder.mkdir()
+    (folder / "disk-0.raw").write_bytes(drawn(MIB))
+    job = house.intake.submit(offline_plan(folder, instant=True))
+
+    def copied(of: Path, to: Path) -> None:
+        with contextlib.closing(sqlite3.connect(of)) as store, contextlib.closing(sqlite3.connect(to)) as copy:
+            store.backup(copy)
+
+    def kept() -> None:
+        instant_ = house.store.get(job.id).instant
+        if not old.exists() and instant_ is not None and instant_.state == "running":
+            copied(tmp_path / "store.db", old)
+
+    house.store.on_commit = kept
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED
+    (uuid,) = house.hypervisor.domains
+    with house.volume(ended).open("r+b") as disk:
+        disk.write(b"written on its volume")
+    written = house.volume(ended).read_bytes()
+    assert written != drawn(MIB)
+    house.close()
+    copied(old, tmp_path / "store.db")
+    again = House(tmp_path, workers=in_process, hypervisor=house.hypervisor)
+    ended = again.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert again.volume(ended).read_bytes() == written
+    assert house.hypervisor.domains[uuid].running
+    again.close()

@@ -123,6 +123,9 @@ class InstantDomain(NewDomain):
         if guest.state in ("moving", "done"):
             return
         guest.under_way.move(Status.TRANSFERRING)
+        if self._restore_host.hypervisor.has_moved(guest.under_way.run.id, guest.layered()):
+            guest.be("moving")  # the store is older than that, as if it was put back from a copy: the volumes are the guest's
+            return
         guest.serve(self._exports)
         activity = self._exports.folder(str(guest.under_way.run.id)) / ACTIVITY
         yielding = replace(copying, done=Sum(guest.under_way, Progress()), yields_to=str(activity))
