@@ -1,7 +1,11 @@
 """Files are looked into by a child of their own, in a cage: it answers as a reader here would, and misbehaving helps nobody."""
 
 import os
+import select
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +26,7 @@ from synvirt.errors import (
 )
 from synvirt.jobs.inspecting import looker
 from synvirt.jobs.inspecting.look import Look
-from synvirt.jobs.inspecting.looking import CagedLooking, Looking, vouch
+from synvirt.jobs.inspecting.looking import LOOKER, CagedLooking, Looking, vouch
 from synvirt.model.kinds import OfflineKind
 from synvirt.offline import browsing
 from synvirt.offline.registry import detect
@@ -138,6 +142,20 @@ def test_a_looker_that_was_ended_is_started_again(looking: CagedLooking, imports
     first._child.wait()
     assert page(looking, imports) == page(browsing, imports)
     assert looking._started is not first
+
+
+@pytest.mark.parametrize("when", ["before it is ready", "before that is read"])
+def test_a_looker_whose_service_ends_as_it_begins_ends_without_a_word(when: str) -> None:
+    """After SIGTERM to a service that begins, a traceback of the looker stood in its log."""
+    ours, its = socket.socketpair()
+    argv = [sys.executable, *LOOKER, str(its.fileno())]
+    with ours, subprocess.Popen(argv, pass_fds=[its.fileno()], stderr=subprocess.PIPE, text=True) as child:
+        its.close()
+        if when == "before that is read":
+            select.select([ours], [], [], 60)
+        ours.close()
+        _, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (0, "")
 
 
 # ── what a reader that was taken over may name ───────────────────────────────────────────────────────────────────────

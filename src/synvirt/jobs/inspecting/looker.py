@@ -157,7 +157,9 @@ def serve(control: socket.socket, live: Callable[[socket.socket, str | None], No
                 poll.unregister(descriptor)
                 _ended(descriptor, running.pop(descriptor))
                 continue
-            message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+            message, descriptors = b"", list[int]()
+            with suppress(ConnectionResetError):  # the service ended, and has not read that we are ready
+                message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
             if not message:
                 for one in running.values():
                     with suppress(ProcessLookupError):
@@ -227,7 +229,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C
     preload()
     control = socket.socket(fileno=int(sys.argv[1]))
-    control.send(b"ready")
+    with suppress(BrokenPipeError):  # the service ended while it began: the loop sees that too
+        control.send(b"ready")
     serve(control)
 
 
