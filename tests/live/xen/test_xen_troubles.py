@@ -324,6 +324,28 @@ def test_a_disk_that_was_taken_out_of_its_vm_is_not_tracked_any_more(pool: XenSe
     assert pool.pool.snapshots() == []
 
 
+@pytest.mark.parametrize("transport", ["nbd", "export"])
+def test_a_vm_that_somebody_made_from_our_snapshot_keeps_its_disks(pool: XenServer, transport: str) -> None:
+    """They have the snapshot's name: a pool gives a clone the name of what it is made from, and so its own snapshots."""
+    store, name = pool.pool.add_store(), "synvirt-a-1"
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], store)
+    theirs = pool.pool.vm(pool.pool.add_vm("made from a snapshot", [], store))
+
+    async def use(adapter: XenApi) -> None:
+        await adapter.snapshot(vm_id, name)
+        clone = pool.pool.add_disk(theirs, bytes(1 << 20), store, 0)
+        pool.pool.tables["VDI"][clone]["name_label"] = name
+        pool.pool.vm_snapshot(theirs, "before the update")
+        pool.pool.power(pool.pool.tables["VM"][theirs]["uuid"], "Halted")
+        before = [ref for ref, one in pool.pool.tables["VDI"].items() if one["snapshot_of"] == clone]
+        await adapter.release(vm_id, name)
+        await adapter.cleanup(vm_id, name)
+        left = {ref for ref, one in pool.pool.tables["VDI"].items() if one["name_label"] == name}
+        assert left == {clone, *before}
+
+    asked(pool, use, transport=transport)
+
+
 @pytest.mark.parametrize("state", ["Suspended", "Paused"])
 def test_a_guest_that_is_suspended_while_it_is_asked_loses_nothing(pool: XenServer, state: str) -> None:
     vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())

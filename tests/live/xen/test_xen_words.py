@@ -58,7 +58,14 @@ def test_a_vm_that_says_that_it_is_still_off_is_not_taken_for_started() -> None:
 
 
 # The VDI of a pass's snapshot, which is compared with an older one.
-NOW = {"uuid": "u-now", "snapshot_of": "disk", "virtual_size": "1048576", "cbt_enabled": True, "type": "user"}
+NOW = {
+    "is_a_snapshot": True,
+    "uuid": "u-now",
+    "snapshot_of": "disk",
+    "virtual_size": "1048576",
+    "cbt_enabled": True,
+    "type": "user",
+}
 
 
 @pytest.mark.parametrize(

@@ -237,9 +237,14 @@ def disk_in(session: XenSession, vm: Machine, snapshot_id: str, key: str) -> tup
 
 
 def _named(session: XenSession, name: str) -> dict[str, Record]:
-    """The VDIs of that name. Only we use such names, as they contain the job's id."""
+    """The snapshot's VDIs, by its name. Only we use such names, as they contain the job's id; but a disk of a VM that somebody
+    made from our snapshot has the name of what it is a clone of, and so have the snapshots of that disk."""
     references = session.call("look for a snapshot's disks", "VDI.get_by_name_label", name)
-    return {reference: vdi for reference in references if (vdi := _record(session, "VDI", reference))}
+    found = {reference: vdi for reference in references if (vdi := _record(session, "VDI", reference))}
+    theirs = {reference for reference, vdi in found.items() if not is_true(text(vdi, "is_a_snapshot"))}
+    return {
+        reference: vdi for reference, vdi in found.items() if reference not in theirs and text(vdi, "snapshot_of") not in theirs
+    }
 
 
 def release(session: XenSession, name: str) -> None:
