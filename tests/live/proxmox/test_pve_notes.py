@@ -171,9 +171,13 @@ def test_what_somebody_writes_while_a_note_for_people_is_added_stays(tmp_path: P
         return found
 
     monkeypatch.setattr(Cluster, "config", changed_after)
+    full = "x" * 8190
     token = {"token_id": "mover@pve!synvirt", "token_secret": "t0ken"}
     with PveServer(cluster, tmp_path) as server:
         access = SourceAccess(server.endpoint, token, {"fingerprint_sha256": server.fingerprint})
         in_session(lambda: PveApi(access), lambda adapter: adapter.mark("100", "it has moved"))
+        assert (vm.config["description"], vm.config["onboot"]) == ("ticket 8\n\nit has moved", 0)
+        vm.config |= {"description": full, "onboot": 1}
+        in_session(lambda: PveApi(access), lambda adapter: adapter.mark("100", "it has moved"))
         assert server.wrong == []
-    assert (vm.config["description"], vm.config["onboot"]) == ("ticket 8\n\nit has moved", 0)
+    assert (vm.config["description"], vm.config["onboot"]) == (full, 0), "its owner's text goes first"

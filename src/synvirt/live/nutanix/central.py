@@ -16,7 +16,7 @@ from uuid import uuid4
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live.nutanix.making import Noted
 from synvirt.live.nutanix.pages import Page, joined, windows
-from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, dig, listed, number, pauses, quoted, text
+from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, described, dig, listed, number, pauses, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 from synvirt.live.odd import check_count
 from synvirt.transport import Answer
@@ -262,9 +262,10 @@ class Central:
         """Adds a line to the VM's description, once; tried again where somebody else changes the VM meanwhile."""
         for attempt in range(OUTDATED_TRIES):
             vm, etag = self.vm(vm_id)
-            if note in text(vm, "description"):
+            present = text(vm, "description")
+            if (wanted := described(present, note)) == present:
                 return
-            changed = {**vm, "description": f"{text(vm, 'description')}\n{note}".strip()[:1000]}
+            changed = {**vm, "description": wanted}
             try:
                 self.do("PUT", "vmm", f"ahv/config/vms/{quoted(vm_id)}", f"describe {vm_id}", json=changed, etag=etag)
             except Outdated:

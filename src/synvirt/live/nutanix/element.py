@@ -11,7 +11,20 @@ from typing import Any, Final
 from synvirt.errors import SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live.nutanix.making import Noted
 from synvirt.live.nutanix.pages import Page, joined
-from synvirt.live.nutanix.prism import Absent, Broken, Outdated, Prism, Refused, dig, listed, number, pauses, quoted, text
+from synvirt.live.nutanix.prism import (
+    Absent,
+    Broken,
+    Outdated,
+    Prism,
+    Refused,
+    described,
+    dig,
+    listed,
+    number,
+    pauses,
+    quoted,
+    text,
+)
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 from synvirt.live.odd import check_count
 
@@ -120,9 +133,12 @@ class Element:
             found = self.vm(vm_id)
             found.pop("status", None)
             spec = found.get("spec")
-            if not isinstance(spec, dict) or note in text(spec, "description"):
+            if not isinstance(spec, dict):
                 return
-            spec["description"] = f"{text(spec, 'description')}\n{note}".strip()[:1000]
+            present = text(spec, "description")
+            if (wanted := described(present, note)) == present:
+                return
+            spec["description"] = wanted
             try:
                 self.prism.ask("PUT", f"{V3}/vms/{quoted(vm_id)}", what=f"describe {vm_id}", json=found)
             except Outdated:

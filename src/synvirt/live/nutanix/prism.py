@@ -18,6 +18,7 @@ from synvirt.transport import Answer, HttpClient, Recorder, Trust
 RETRY_PAUSES_S: Final = (0.5, 2.0, 5.0, 10.0, 15.0)
 _PASSING: Final = frozenset({409, 429, 502, 503, 504})
 _MESSAGE_CHARS: Final = 300
+DESCRIPTION_CHARS_MAX: Final = 1000
 
 
 class Refused(Internal):
@@ -144,6 +145,12 @@ def words_of(answer: Answer) -> str:
 
     walk(found, 0)
     return "; ".join(dict.fromkeys(texts))[:_MESSAGE_CHARS]
+
+
+def described(present: str, note: str) -> str:
+    """A VM's description with the note as its last line; unchanged, where it has it, or has no room for it."""
+    added = f"{present}\n{note}".strip()
+    return present if note in present or len(added) > DESCRIPTION_CHARS_MAX else added
 
 
 def quoted(part: str) -> str:

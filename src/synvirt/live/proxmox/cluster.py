@@ -270,12 +270,13 @@ class Cluster:
             description = str(config.get("description", ""))
             if note in description and not settings.is_on(config.get("onboot")):
                 return
-            text = description if note in description else f"{description.rstrip()}\n\n{note}".strip()
-            wanted = {"description": text[-DESCRIPTION_CHARS_MAX:], "onboot": False}
+            wanted: dict[str, object] = {"onboot": False, **({"digest": config["digest"]} if "digest" in config else {})}
+            added = f"{description.rstrip()}\n\n{note}".strip()
+            # Its owner's text goes first: where there is no room, there is no note.
+            if note not in description and len(added) <= DESCRIPTION_CHARS_MAX:
+                wanted["description"] = added
             try:
-                self.api.put(
-                    f"{self.path(row)}/config", **wanted, **({"digest": config["digest"]} if "digest" in config else {})
-                )
+                self.api.put(f"{self.path(row)}/config", **wanted)
             except Internal as error:
                 if not tries_left or not _MODIFIED.search(error.detail):
                     raise

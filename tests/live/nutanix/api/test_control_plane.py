@@ -158,6 +158,15 @@ def test_a_guest_that_is_deaf_is_powered_off(cluster: Prisms, which: str, tools:
     assert vm.power == "OFF"
 
 
+@pytest.mark.parametrize("which", ["central", "element"])
+def test_a_description_that_has_no_room_for_a_note_stays_whole(cluster: Prisms, which: str) -> None:
+    vm = machine(cluster)
+    for description, marked in (("theirs " * 150, "theirs " * 150), ("x" * 994, f"{'x' * 994}\nmoved"), ("x" * 995, "x" * 995)):
+        vm.description = description
+        ask(cluster.access(which), lambda adapter: adapter.mark(vm.id, "moved"))
+        assert vm.description == marked
+
+
 def test_a_cluster_that_lets_nobody_describe_its_vms_costs_no_job(cluster: Prisms) -> None:
     vm = machine(cluster)
     cluster.element.refuses_put = True
