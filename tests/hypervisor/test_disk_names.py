@@ -86,3 +86,9 @@ def test_disks_that_a_guest_calls_by_names_that_none_has_here_are_a_warning(devi
     (concern,) = mounts(device).concerns
     assert (concern.category, device in concern.assessment) == ("Warning", True)
     assert disk_names.noted(mounts(device), {"mount /0": f"{device} ext4"}) == mounts(device), "it is noted once"
+
+
+def test_what_was_noted_before_a_conversion_is_not_so_after_it() -> None:
+    """A retry of a file's job has the manifest of the failed one."""
+    assert disk_names.noted(mounts("/dev/sdb1"), {"mount /0": "/dev/vdb1 ext4"}) == LINUX
+    assert disk_names.noted(mounts("/dev/sdb1"), {"mount /0": "UUID=1 ext4"}) == LINUX

@@ -117,6 +117,23 @@ def test_a_guest_is_converted_on_the_clone_alone(tmp_path: Path) -> None:
     stage.close()
 
 
+@pytest.mark.parametrize(("conversion", "bus"), [("never", "scsi"), ("always", "virtio")])
+def test_a_linux_that_names_its_disks_by_their_devices_is_rehearsed_on_the_bus_that_it_will_get(
+    tmp_path: Path, conversion: str, bus: str
+) -> None:
+    """A conversion writes the names that the disks have here into its fstab."""
+    stage = Stage(tmp_path / "house", FakeHypervisor(), conversion=conversion)
+    stage.disks_say = [{"mount /data": "/dev/sdb1 ext4"}]
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    found = stage.rehearse(job.id)
+    assert found.state is RehearsalState.PASSED
+    assert f"disks on {bus}" in found.checks[0].detail
+    stage.cancel(job.id)
+    stage.close()
+
+
 def test_checks_are_a_row_each(stage: Stage) -> None:
     job = stage.submit()
     stage.begin_job(job.id)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from synvirt.model.machine import Concern, VmManifest
 from synvirt.nearest import in_short
 
-NAMED_AS_SCSI = "disk-names:sd"
+_PREFIX = "disk-names:"
+NAMED_AS_SCSI = f"{_PREFIX}sd"
 # What names disks of virtio, of SCSI, SATA and USB, of old IDE drivers, of Xen's, and of NVMe; by serial number and by place.
 _DEVICE = re.compile(r"/dev/(?:(vd|sd|hd|xvd|nvme)[a-z0-9]+|disk/(by-id|by-path)/(?!dm-|lvm-|md-)\S+)(?= )")
 # QEMU's disks of virtio and of SCSI, with their serial numbers.
@@ -32,11 +33,11 @@ def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
     if all(disk.bus == "virtio" for disk in manifest.disks):
         found = [match for match in found if match[1] != "sd"]  # no disk of the VM: they have other names at the source, too
     kinds = {_kind(match, manifest) for match in found}
+    others = tuple(one for one in manifest.concerns if not one.id.startswith(_PREFIX))
     if not found or "vd" in kinds:
-        return manifest
-    kind, devices = min(kinds, key=lambda one: one != "sd"), in_short(sorted({match[0] for match in found}))
+        return manifest.model_copy(update={"concerns": others})
+    kind, devices = min(kinds, key=lambda one: (one != "sd", one)), in_short(sorted({match[0] for match in found}))
     concern = _named_as_scsi(devices) if kind == "sd" else _named_otherwise(kind, devices)
-    others = [one for one in manifest.concerns if one.id != concern.id]
     return manifest.model_copy(update={"concerns": (*others, concern)})
 
 
@@ -66,7 +67,7 @@ def _named_as_scsi(devices: str) -> Concern:
 
 def _named_otherwise(kind: str, devices: str) -> Concern:
     return Concern(
-        id=f"disk-names:{kind}",
+        id=f"{_PREFIX}{kind}",
         category="Warning",
         label="Disks named by a device that is not here",
         assessment=f"The guest's /etc/fstab names {devices}, and no disk is called so here: it waits for them, and then stops "
