@@ -25,11 +25,14 @@ from synvirt.api import connections
 from synvirt.api.callers.gate import FromSocket
 from synvirt.api.connections import Held, allow_files
 from synvirt.api.listening import Listening
+from synvirt.api.tls import Replaced
 from synvirt.errors import Conflict
 from synvirt.settings import Settings
 
 # Present answers may end; a stream whose client does not read is cut. A supervisor waits for us.
 GRACE_S = 1
+# Seconds between two looks whether the certificate was replaced.
+CERTIFICATE_LOOK_S = 30.0
 # With TLS 1.2, only ciphers with authentication (AEAD) and forward secrecy; TLS 1.3 has no others.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
@@ -113,13 +116,27 @@ class Server:
         logging.getLogger("uvicorn.error").addFilter(_is_not_cut)
         tasks = [asyncio.create_task(server.serve(sockets=[sock])) for server, sock in self._servers]
         watcher = asyncio.create_task(self._watch(on_ready))
+        certificates = asyncio.create_task(self._follow_certificate())
         try:
             await asyncio.gather(*tasks)
         finally:
             watcher.cancel()
+            certificates.cancel()
             await self._cut()
         with contextlib.suppress(asyncio.CancelledError):
             await watcher
+
+    async def _follow_certificate(self) -> None:
+        """Uses a new certificate as soon as its files are there, without a restart."""
+        if self._sockets.tls is None:
+            return
+        replaced = Replaced(*self._sockets.tls)
+        while True:
+            await asyncio.sleep(CERTIFICATE_LOOK_S)
+            context = self._servers[0][0].config.ssl
+            with contextlib.suppress(OSError):  # replaced again at this moment: seen at the next look
+                if await asyncio.to_thread(replaced.look) and context is not None:
+                    replaced.use(context, CIPHERS)
 
     async def _cut(self) -> None:
         """Cuts connections: closing TLS waits half a minute for the other side (asyncio's ssl_shutdown_timeout), and an idle

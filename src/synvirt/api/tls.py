@@ -1,10 +1,13 @@
 """The certificate for HTTPS: the operator's, or one made at the first start. Blocking code."""
 
 import ipaddress
+import os
 import socket
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,6 +21,8 @@ from synvirt.settings.starting import check_pair, given_certificate
 # Browsers refuse longer ones (CA/Browser Forum, Ballot SC22). A start within the last month makes a new one.
 VALID_DAYS = 397
 RENEW_DAYS = 30
+
+log = structlog.get_logger(__name__)
 
 
 def certificate(settings: Settings) -> tuple[Path, Path]:
@@ -40,6 +45,54 @@ def certificate(settings: Settings) -> tuple[Path, Path]:
 def fingerprint(path: Path) -> str:
     """SHA-256 of the certificate, in the form of browsers and `openssl x509 -fingerprint`."""
     return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+class Replaced:
+    """Finds out that the files of the certificate and its key were replaced while the service runs, as certbot does."""
+
+    def __init__(self, path: Path, key: Path) -> None:
+        self._path, self._key = path, key
+        self._used = self._refused = self._files()
+
+    def look(self) -> bool:
+        """Whether there is another usable pair than the one in use. One that is not usable is logged once."""
+        found = self._files()
+        if found in (self._used, self._refused):
+            return False
+        try:
+            check_pair(self._path, self._key)
+        except (BadRequest, OSError) as error:
+            cause = error.detail if isinstance(error, BadRequest) else error.strerror
+            log.warning("the new certificate cannot be used, and the old one stays", path=str(self._path), cause=cause)
+            self._refused = found
+            return False
+        return True
+
+    def use(self, context: ssl.SSLContext, ciphers: str) -> None:
+        """Gives it to all connections that begin from now on. `context` stays the listening one: it would offer both
+        certificates, if their keys are of different kinds."""
+        found = self._files()
+        fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        fresh.load_cert_chain(self._path, self._key)
+        fresh.set_ciphers(ciphers)
+
+        def renewed(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = fresh
+
+        context.sni_callback = renewed  # called for each connection, whether it names a server or not
+        self._used = found
+        log.info("certificate", path=str(self._path), sha256=fingerprint(self._path))
+
+    def _files(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(_state_of(path) for path in (self._path, self._key))
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - of what a link leads to, as certbot keeps them
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _still_good(path: Path, key: Path) -> bool:
