@@ -27,6 +27,7 @@ from synvirt.jobs.slots import Slots
 from synvirt.jobs.stop import Stop
 from synvirt.keyring import Keyring
 from synvirt.live import LiveAdapter
+from synvirt.machines.loader import Loader
 from synvirt.migrations.advance import advance
 from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
 from synvirt.migrations.planning.repairable import repair_of
@@ -99,6 +100,7 @@ class House:
         self.store = Store(store_url or f"sqlite:///{folder / 'store.db'}")
         # Facts of a guest from its disks.
         self.disks_say: dict[str, str] = {}
+        self.loaders: list[Loader] = []
         self.uploads = Uploads(self.store.uploads, Settings(data_dir=folder))
         self.hypervisor = hypervisor or FakeHypervisor()
         self.preparer = preparer or FakePreparer()
@@ -131,6 +133,7 @@ class House:
             exports=FakeExports(folder / "instant"),
             receipts=Receipts(folder / "receipts", HostKey(folder / "receipts.key", host)),
             look_inside=lambda devices, stop: dict(self.disks_say),
+            find_loaders=lambda *_: list(self.loaders),
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.
             flush_every_s=0.05,

@@ -16,6 +16,7 @@ from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import uuid_of
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
+from synvirt.machines.ovmf_store import UefiVariable
 from synvirt.model.job import Domain
 from synvirt.model.machine import DiskBus
 from synvirt.sizes import GIB
@@ -100,6 +101,10 @@ class FakeHypervisor:
         if content.startswith(b"useless"):
             return False
         self.variables[job_id] = content
+        return True
+
+    def add_entries(self, job_id: UUID, entries: Sequence[UefiVariable], *, secure: bool) -> bool:
+        self.variables[job_id] = repr([one.name for one in entries]).encode()
         return True
 
     def forget_variables(self, job_id: UUID) -> None:

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from synvirt.errors import Conflict, Internal, SourceUnreachable, SynvirtError
 from synvirt.kvm.identity import Identity
+from synvirt.machines.loader import Loader
 from synvirt.migrations import advance
 from synvirt.migrations.planning.foreseen import check_host
 from synvirt.model.job import BootAttempt, Migration
@@ -298,6 +299,32 @@ def test_uefi_variables_come_along_where_the_source_has_ours(
 
 async def _connected(house: House) -> UefiAdapter:
     return UefiAdapter(house.platform)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_loaders_get_entries_where_none_come_along(house: House, monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    """Of a source that has variables, its own are kept: they know better which of several systems is started."""
+    house.loaders = [Loader(1, 2048, 6144, uuid4(), r"\EFI\debian\shimx64.efi")]
+    house.rooms = dataclasses.replace(house.rooms, connect=lambda *_: _connected(house))
+    house.platform.add_vm(VM, {"disk-0": b"boot" * KIB})
+    kept = house.run(house.intake.submit(live_plan("Cold")).id)
+    assert house.hypervisor.variables == {kept.id: UefiAdapter.variables}
+    house.hypervisor.undefine(UUID(kept.domain.uuid), kept.id)  # type: ignore[union-attr]
+    house.hypervisor.variables.clear()
+    house.hypervisor.fail = "boot" if fails else None
+    monkeypatch.setattr(UefiAdapter, "variables", None)
+    house.platform.power(VM, "on")
+    job = house.run(house.intake.submit(live_plan("Cold")).id)
+    assert job.manifest is not None
+    (concern,) = (one for one in job.manifest.concerns if one.id == "boot-entries")
+    assert r"\EFI\debian\shimx64.efi" in concern.assessment
+    if fails:
+        assert (job.state, house.hypervisor.variables, house.store.ledger(job.id)) == (State.FAILED, {}, [])
+        return
+    assert house.hypervisor.variables == {job.id: b"['Boot0000', 'BootOrder']"}
+    assert job.domain is not None
+    (difference,) = (one for one in job.domain.differences if one.what == "uefi variables")
+    assert difference.here == "an entry for each loader on its disks"
 
 
 def test_variables_of_a_job_that_fails_go_with_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity
+from synvirt.machines.ovmf_store import UefiVariable
 from synvirt.model.job import Domain
 
 
@@ -70,6 +71,8 @@ class Hypervisor(Protocol):
     - `capacity()`: this host's resources, and how much its guests use. DomainDefineFailed.
     - `keep_variables(job_id, content)`: stores the source's UEFI variables for this job's domain; call it before `domain_xml`.
       False, where no firmware of this host can use them. `forget_variables(job_id)`: idempotent.
+    - `add_entries(job_id, entries, secure)`: stores this host's own variables with these boot entries, like `keep_variables`.
+      False, where this host has no UEFI, or it keeps its variables in another form.
     - `firmware(job_id, secure)`: this host's UEFI for that job's domain, as (code, template of its variables); the template is
       the stored variables, if there are any. None, where this host has no such firmware.
     - `own_variables(job_id)`: the path of that job's domain's own copy, which no other domain has; None: libvirt chooses one.
@@ -113,6 +116,7 @@ class Hypervisor(Protocol):
     def networks(self) -> list[str]: ...
     def capacity(self) -> Capacity: ...
     def keep_variables(self, job_id: UUID, content: bytes) -> bool: ...
+    def add_entries(self, job_id: UUID, entries: Sequence[UefiVariable], *, secure: bool) -> bool: ...
     def forget_variables(self, job_id: UUID) -> None: ...
     def firmware(self, job_id: UUID, *, secure: bool) -> tuple[str, str] | None: ...
     def own_variables(self, job_id: UUID) -> str | None: ...

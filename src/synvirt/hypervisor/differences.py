@@ -16,6 +16,7 @@ from synvirt.hypervisor.hardware import (
     why_bus,
 )
 from synvirt.hypervisor.machine import Machine
+from synvirt.machines.boot_entries import are_made_anew
 from synvirt.machines.concerns import REACHING, SETTINGS_LEFT_OUT
 from synvirt.model.job import Difference
 from synvirt.model.machine import Nic, VmManifest
@@ -76,8 +77,11 @@ def _size(machine: Machine, manifest: VmManifest) -> Iterator[Difference]:
 
 
 def _firmware(manifest: VmManifest, *, tpm: bool, variables: bool) -> Iterator[Difference]:
+    keys = "Microsoft's keys and " if manifest.secure_boot else ""
+    if manifest.firmware == "uefi" and variables and are_made_anew(manifest):
+        why = "each firmware keeps them in a form of its own; its disk has no loader at /EFI/BOOT"
+        yield _difference("uefi variables", "its own", f"{keys}an entry for each loader on its disks", why)
     if manifest.firmware == "uefi" and not variables:
-        keys = "Microsoft's keys and " if manifest.secure_boot else ""
         yield _difference(
             "uefi variables",
             "its own",

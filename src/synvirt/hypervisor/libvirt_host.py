@@ -36,6 +36,7 @@ from synvirt.kvm import agent, handing, orphans, qemu_user
 from synvirt.kvm.connection import Connection, Lookup, find_domain, load, short_root, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.kvm.qemu_user import embedded_root
+from synvirt.machines.ovmf_store import UefiVariable, added
 from synvirt.model.job import Domain
 from synvirt.programs import find
 from synvirt.sizes import KIB, MIB
@@ -153,6 +154,15 @@ class LibvirtHost:
         except OSError as error:
             raise DomainDefineFailed(f"the guest's UEFI variables cannot be kept: {error.strerror}") from error
         return True
+
+    def add_entries(self, job_id: UUID, entries: Sequence[UefiVariable], *, secure: bool) -> bool:
+        firmware = self._uefi(job_id, _UEFI_SECURE if secure else _UEFI)
+        if firmware is None:
+            return False
+        try:
+            return self.keep_variables(job_id, added(Path(firmware.variables).read_bytes(), entries))
+        except Internal:
+            return False
 
     def forget_variables(self, job_id: UUID) -> None:
         path = self.variables_file(job_id)

@@ -191,8 +191,9 @@ def uefi_state_lost() -> Concern:
         id="uefi-state-lost",
         category="Warning",
         label="UEFI variables are not imported",
-        assessment="The VM boots by UEFI. Its variables (boot entries, keys) stay behind; it boots the disk's default loader.",
-        remedy="Check that the system disk has /EFI/BOOT/BOOTX64.EFI, or add the boot entry again after the import.",
+        assessment="The VM boots by UEFI. Its variables (boot entries, keys) stay behind. It boots the disk's default loader, "
+        "/EFI/BOOT/BOOTX64.EFI; where there is none, the loaders on its disks get new entries.",
+        remedy="Enrol keys of its own again. A Ceph pool and an instant start need the default loader: they make no entries.",
     )
 
 

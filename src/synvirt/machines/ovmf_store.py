@@ -27,8 +27,10 @@ _VARIABLE_HEADER: Final = struct.Struct("<HBBIQ16sIII16s")
 _VOLUME_ATTRIBUTES: Final = 0x0004_FEFF
 _FORMATTED, _HEALTHY = 0x5A, 0xFE
 _STARTS: Final = 0x55AA
-# Header and data are complete, and the variable is not deleted.
-_ADDED: Final = 0x3F
+# Header and data are complete, and the variable is not deleted; the bit of a deleted one is cleared.
+_ADDED, _DELETED = 0x3F, 0xFD
+# Of the volume's header: its own length.
+_LENGTH_AT: Final = 48
 
 NON_VOLATILE, AUTHENTICATED_OLD, AUTHENTICATED_BY_TIME = 0x01, 0x10, 0x20
 _NON_VOLATILE_AND_BOOT: Final = 0x03
@@ -108,6 +110,30 @@ def store(variables: Iterable[UefiVariable], *, secure_boot: bool) -> bytes:
         _WORKING_BLOCK.bytes_le, bytes.fromhex("2caf2c64"), 0xFFFF_FFFE, _BLOCK_BYTES - _WORKING_HEADER.size
     )
     content[_WORKING_AT : _WORKING_AT + len(working)] = working
+    return bytes(content)
+
+
+def added(store: bytes, variables: Iterable[UefiVariable]) -> bytes:
+    """The store with these variables too, in place of those of the same names. Internal, where it is no store in OVMF's form,
+    or they do not fit."""
+    volume_bytes = int.from_bytes(store[_LENGTH_AT : _LENGTH_AT + 2], "little")
+    first = volume_bytes + _STORE_HEADER.size
+    if store[volume_bytes : volume_bytes + 16] != _AUTHENTICATED_STORE.bytes_le or len(store) < first:
+        raise Internal("it is no store of UEFI variables in OVMF's form")
+    end = min(volume_bytes + int.from_bytes(store[volume_bytes + 16 : volume_bytes + 20], "little"), len(store))
+    content, at, new = bytearray(store), first, list(variables)
+    names = {(one.vendor.bytes_le, one.name) for one in new}
+    while at + _VARIABLE_HEADER.size <= end and content[at : at + 2] == _STARTS.to_bytes(2, "little"):
+        _, state, *_, name_bytes, data_bytes, vendor = _VARIABLE_HEADER.unpack_from(content, at)
+        name = content[at + _VARIABLE_HEADER.size :][:name_bytes].decode("utf-16-le", "replace").rstrip("\0")
+        if (vendor, name) in names:
+            content[at + 2] = state & _DELETED
+        at += _VARIABLE_HEADER.size + name_bytes + data_bytes
+        at += -at % 4
+    written = b"".join(map(_written, new))
+    if at + len(written) > end:
+        raise Internal(f"{len(new)} UEFI variables take {len(written)} bytes; {max(end - at, 0)} are free")
+    content[at : at + len(written)] = written
     return bytes(content)
 
 

@@ -91,6 +91,34 @@ def starts(reader: DiskReader) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class SystemPartition:
+    """An EFI system partition of a GPT. `number`: of its entry, from 1; `first`, `sectors`: in sectors of its disk, as
+    firmware counts; `start`: in bytes; `id`: its own GUID."""
+
+    number: int
+    first: int
+    sectors: int
+    start: int
+    id: UUID
+
+
+def system_partitions(reader: DiskReader) -> list[SystemPartition]:
+    """None, where the disk has no GPT."""
+    try:
+        disk, found = _Beginning(reader, reader.size), list[SystemPartition]()
+        if not _table(disk)[1]:
+            return []
+        for number, sector, entry in _gpt_entries(disk):
+            kind, own = UUID(bytes_le=entry[:16]), UUID(bytes_le=entry[16:32])
+            first, last = struct.unpack_from("<QQ", entry, 32)
+            if kind == _EFI_SYSTEM and 0 < first <= last and first * sector < reader.size:
+                found.append(SystemPartition(number, first, last - first + 1, first * sector, own))
+    except (SynvirtError, struct.error):
+        return []
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class _Beginning:
     """The first `size` bytes of a disk."""
 
@@ -137,22 +165,25 @@ def _logical(disk: _Beginning, extended: int) -> Iterator[int]:
 
 
 def _gpt(disk: _Beginning) -> list[tuple[UUID | int, int]]:
+    return [
+        (UUID(bytes_le=entry[:16]), struct.unpack_from("<Q", entry, 32)[0] * sector) for _, sector, entry in _gpt_entries(disk)
+    ]
+
+
+def _gpt_entries(disk: _Beginning) -> Iterator[tuple[int, int, bytes]]:
+    """The used entries: each one's number from 1, the size of the disk's sectors, and the entry itself."""
     for sector in _SECTOR_SIZES:
         header = disk.read(sector, 92)
         if header[:8] != b"EFI PART":
             continue
         at, count, size = struct.unpack_from("<QII", header, 72)
         if size < 128 or size > 4096:
-            return []
+            return
         entries = disk.read(at * sector, min(count, _ENTRIES_MAX) * size)
-        found: list[tuple[UUID | int, int]] = []
-        for start in range(0, len(entries) - size + 1, size):  # whole ones: the disk may end before the table
-            kind = UUID(bytes_le=entries[start : start + 16])
-            if kind.int:
-                (first,) = struct.unpack_from("<Q", entries, start + 32)
-                found.append((kind, first * sector))
-        return found
-    return []
+        for number, start in enumerate(range(0, len(entries) - size + 1, size), 1):  # whole ones: the disk may end before
+            if any(entries[start : start + 16]):
+                yield number, sector, entries[start : start + size]
+        return
 
 
 def _described(disk: _Beginning, table: Sequence[tuple[UUID | int, int]], *, gpt: bool) -> Layout:

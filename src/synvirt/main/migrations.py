@@ -143,7 +143,7 @@ def make_rooms(
 ) -> "Rooms":
     """What the steps of migrations work with, by the settings."""
     from synvirt.fleet.sharing import rate_of
-    from synvirt.guests.inside.looking import facts_of
+    from synvirt.guests.inside.looking import facts_of, loaders_of
     from synvirt.guests.virt_v2v import VirtV2vInPlace
     from synvirt.hypervisor.accel import accelerator
     from synvirt.hypervisor.libvirt_host import LibvirtHost
@@ -203,6 +203,7 @@ def make_rooms(
         ),
         passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         look_inside=facts_of,
+        find_loaders=loaders_of,
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
         workers=partial(started, stalled_s=settings.copy_stalled_s),

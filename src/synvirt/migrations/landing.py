@@ -21,7 +21,7 @@ from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLAIMED_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
-from synvirt.machines import disk_names
+from synvirt.machines import boot_entries, disk_names
 from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import LATER_S, at_source
 from synvirt.model.job import BootAttempt, Domain, Migration
@@ -62,7 +62,8 @@ async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable
     """Boots the guest. GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name
     meanwhile. `check` raises when the guest must not be started; it is called before each rung, as a rung takes minutes."""
     if job.migration.domain is None and not job.migration.boot_attempts:
-        await _carry_variables(job)
+        if not await _carry_variables(job):
+            await _make_entries(job, volumes)
         await _note_names(job, volumes)
     starts = job.migration.plan.target.start
     if starts and not job.migration.boot_attempts:
@@ -84,12 +85,12 @@ async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable
             return
 
 
-async def _carry_variables(job: Job) -> None:
+async def _carry_variables(job: Job) -> bool:
     """Takes boot entries and keys over from the source, if it keeps them as we do. A guest boots without them too: a loss stops
-    nothing, and is listed in the domain's differences."""
+    nothing, and is listed in the domain's differences. Whether there are any."""
     ref = job.migration.plan.source_ref
     if ref.kind != "live_vm" or job.manifest.firmware != "uefi":
-        return
+        return False
 
     async def ask(adapter: LiveAdapter) -> bytes | None:
         return await adapter.uefi_variables(ref.vm_id) if isinstance(adapter, KeepsUefiVariables) else None
@@ -100,17 +101,38 @@ async def _carry_variables(job: Job) -> None:
         raise
     except SynvirtError as error:
         log.warning("the UEFI variables stay behind", job=str(job.id), cause=error.detail)
+        return False
+    if content is None:
+        return False
+    await job.record("variables", str(job.id))
+    return await job.in_thread(job.rooms.hypervisor.keep_variables, job.id, content)
+
+
+async def _make_entries(job: Job, volumes: list[Volume]) -> None:
+    """Makes boot entries for the loaders on the guest's disks, where its own did not come along, and no loader lies where every
+    firmware looks: it would not boot."""
+    if job.manifest.firmware != "uefi" or not _are_readable(volumes):
         return
-    if content is not None:
-        await job.record("variables", str(job.id))
-        await job.in_thread(job.rooms.hypervisor.keep_variables, job.id, content)
+    paths = [volume.path for volume in volumes]
+    loaders = await job.in_stoppable_thread(lambda stop: job.rooms.find_loaders(paths, stop, {}))
+    if not loaders:
+        return
+    await job.record("variables", str(job.id))
+    add = partial(job.rooms.hypervisor.add_entries, job.id, boot_entries.entries(loaders), secure=job.manifest.secure_boot)
+    if await job.in_thread(add):
+        await job.change(manifest=boot_entries.noted(job.manifest, loaders))
+
+
+def _are_readable(volumes: list[Volume]) -> bool:
+    """Whether all are files or devices here, and complete."""
+    return not any(one.early or one.device_type not in SEEN_HERE for one in volumes)
 
 
 async def _note_names(job: Job, volumes: list[Volume]) -> None:
     """Notes how a Linux itself names its disks, by which the ladder begins: one that does not find them all boots far enough to
     show signs of life, and stops a minute later. Nothing is noted of volumes that are no files or devices here, or not complete
     yet."""
-    if job.manifest.guest_os.family != "linux" or any(one.early or one.device_type not in SEEN_HERE for one in volumes):
+    if job.manifest.guest_os.family != "linux" or not _are_readable(volumes):
         return
     paths = [volume.path for volume in volumes]
     facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, paths))

@@ -19,6 +19,7 @@ from synvirt.jobs.slots import Slots, Turns
 from synvirt.jobs.waiting import Waiting
 from synvirt.live import LiveAdapter
 from synvirt.live.sessions import Sessions
+from synvirt.machines.loader import Loader
 from synvirt.migrations.secrets import no_secrets
 from synvirt.migrations.sharing import SharedRate
 from synvirt.model.job import Migration
@@ -88,6 +89,8 @@ class Rooms:
     receipts: Receipts | None = None
     # Facts of a guest from its disks, which nothing writes to meanwhile (guests/inside).
     look_inside: Callable[[Sequence[str], Callable[[], bool]], Mapping[str, str]] = lambda devices, stop: {}
+    # Loaders that no firmware finds by itself; of devices that are overlays, with the raw file under each.
+    find_loaders: Callable[[Sequence[str], Callable[[], bool], Mapping[str, str]], Sequence[Loader]] = lambda *_: ()
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0

@@ -28,7 +28,7 @@ from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
 from synvirt.live import ReportsGuestFacts
-from synvirt.machines import disk_names
+from synvirt.machines import boot_entries, disk_names
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import machine_of
@@ -97,7 +97,18 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
             under_way.move(conversion_s=round(time.monotonic() - began, 1))
         preparer.adopt(name, devices, backing=_backing(volumes))
         preparer.discard(name)
+    _make_entries(under_way, volumes)
     return {"state": RehearsalState.BOOTING}
+
+
+def _make_entries(under_way: UnderWay, volumes: Sequence[Volume]) -> None:
+    """Makes boot entries for loaders that no firmware finds by itself. So a guest boots whose own entries come along only with
+    the job's guest, or not at all."""
+    rooms, manifest = under_way.rooms, under_way.job.manifest
+    if manifest.firmware == "uefi" and (paths := _readable(volumes)) is not None:
+        loaders = rooms.find_loaders(paths, under_way.stop, _backing(volumes))
+        if loaders:
+            rooms.hypervisor.add_entries(under_way.rehearsal.id, boot_entries.entries(loaders), secure=manifest.secure_boot)
 
 
 def booting(under_way: UnderWay) -> dict[str, object]:
@@ -259,10 +270,16 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
 
 def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
     """Facts from the disks, while they are not written. Volumes that are neither files nor devices here are not read."""
-    paths = [volume.path for volume in volumes if volume.device_type in ("file", "block")]
-    if len(paths) < len(volumes):
+    paths = _readable(volumes)
+    if paths is None:
         return {f"{NOT_READ} disks": "their volumes lie in a pool of Ceph"}
     return under_way.look_inside(paths, under_way.stop, _backing(volumes))
+
+
+def _readable(volumes: Sequence[Volume]) -> list[str] | None:
+    """Their paths; None, where one of them is neither a file nor a device here."""
+    paths = [volume.path for volume in volumes if volume.device_type in ("file", "block")]
+    return paths if len(paths) == len(volumes) else None
 
 
 def _backing(volumes: Sequence[Volume]) -> dict[str, str]:
@@ -410,6 +427,7 @@ def _undoing(under_way: UnderWay) -> list[Callable[[], object]]:
         lambda: rooms.hypervisor.undefine(rehearsal.id, rehearsal.id),
         under_way.close,
         lambda: rooms.hypervisor.forget_screenshot(rehearsal.id),
+        lambda: rooms.hypervisor.forget_variables(rehearsal.id),
         lambda: rooms.preparer.discard(str(rehearsal.id)),
     ]
 

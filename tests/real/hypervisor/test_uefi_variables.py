@@ -2,7 +2,9 @@
 
 import gzip
 import os
+import re
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +13,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from synvirt.guests.inside.looking import loaders_of
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.kvm.connection import load
 from synvirt.live.vsphere import nvram as vsphere_nvram
 from synvirt.live.xen import nvram as xen_nvram
+from synvirt.machines import boot_entries
 from synvirt.migrations.landing import machine_of
 from synvirt.model.machine import Disk, GuestOs, VmManifest
 from synvirt.sample import disk as sample_disk
@@ -58,6 +62,17 @@ def of_vsphere(variables: list[Variable]) -> bytes | None:
     )
 
 
+def _system_partition(image: Path) -> str:
+    """Makes a disk with an empty one, and gives it in the words of mtools."""
+    with image.open("wb") as file:
+        file.truncate((START + SECTORS + 2048) * 512)
+    table = f"label: gpt\nstart={START}, size={SECTORS}, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B, uuid={PARTITION}\n"
+    subprocess.run([need("sfdisk", "fdisk"), image], input=table.encode(), check=True, capture_output=True)
+    partition = f"{image}@@{START * 512}"
+    subprocess.run(["mformat", "-i", partition, "-F", "-T", str(SECTORS), "::"], check=True, capture_output=True)
+    return partition
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kept_by", [of_xenserver, of_vsphere])
@@ -72,12 +87,7 @@ def test_a_guest_boots_by_the_entry_that_it_had_before(
     parts = replace(parts, modules=((("efivarfs", pieces.lean(pieces._unpacked(module))),),))
     (tmp_path / "initrd.gz").write_bytes(gzip.compress(sample_disk._initramfs(parts), 1))
     image = tmp_path / "uefi.raw"
-    with image.open("wb") as file:
-        file.truncate((START + SECTORS + 2048) * 512)
-    table = f"label: gpt\nstart={START}, size={SECTORS}, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B, uuid={PARTITION}\n"
-    subprocess.run([need("sfdisk", "fdisk"), image], input=table.encode(), check=True, capture_output=True)
-    partition = f"{image}@@{START * 512}"
-    subprocess.run(["mformat", "-i", partition, "-F", "-T", str(SECTORS), "::"], check=True, capture_output=True)
+    partition = _system_partition(image)
     subprocess.run(["mmd", "-i", partition, "::EFI", "::EFI/own"], check=True, capture_output=True)
     for source, name in ((parts.kernel, "EFI/own/vmlinuz.efi"), (tmp_path / "initrd.gz", "initrd.gz")):
         subprocess.run(["mcopy", "-i", partition, source, f"::{name}"], check=True, capture_output=True)
@@ -111,6 +121,41 @@ def test_a_guest_boots_by_the_entry_that_it_had_before(
     assert host.wait_until_booted(UUID(domain.uuid), BOOT_TIMEOUT_S, never) == "console"
     host.undefine(UUID(domain.uuid), migration.id)
     host.forget_variables(migration.id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("secure_boot", [False, True])
+def test_a_loader_that_no_firmware_finds_gets_an_entry(host: LibvirtHost, tmp_path: Path, *, secure_boot: bool) -> None:
+    """As of a Debian whose own entries did not come along. With Secure Boot the firmware refuses to start it, as it is not
+    signed, and says so; it was found."""
+    need("mcopy", "mtools")
+    parts, image = pieces.gather(pieces.cache_dir()), tmp_path / "uefi.raw"
+    partition = _system_partition(image)
+    subprocess.run(["mmd", "-i", partition, "::EFI", "::EFI/debian"], check=True, capture_output=True)
+    subprocess.run(["mcopy", "-i", partition, parts.kernel, "::EFI/debian/grubx64.efi"], check=True, capture_output=True)
+    manifest = VmManifest(
+        vm_id="x",
+        name="without entries",
+        firmware="uefi",
+        secure_boot=secure_boot,
+        guest_os=GuestOs(family="linux"),
+        disks=(Disk(key="d", label="d", capacity_bytes=image.stat().st_size, boot_order=1),),
+        memory_bytes=512 * MIB,
+    )
+    migration, (loader,) = job(manifest), loaders_of([str(image)])
+    assert host.add_entries(migration.id, boot_entries.entries([loader]), secure=secure_boot)
+    domain = host.domain_xml(machine_of(migration), [Volume("d", str(image), "file")])
+    host.define(domain)
+    host.start(UUID(domain.uuid))
+    log, until = host.console_log(UUID(domain.uuid)), time.monotonic() + BOOT_TIMEOUT_S
+    wanted = rb"failed to load Boot0000 .debian. from .*: Access Denied" if secure_boot else rb"starting Boot0000 .debian."
+    while not (seen := re.search(wanted, log.read_bytes() if log.exists() else b"")) and time.monotonic() < until:
+        time.sleep(0.5)
+    shown = log.read_bytes()
+    host.undefine(UUID(domain.uuid), migration.id)
+    host.forget_variables(migration.id)
+    assert seen is not None, shown[-3000:]
 
 
 def test_variables_of_a_guest_that_is_gone_are_not_the_next_ones(host: LibvirtHost, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Facts of a guest from its disks, read without starting it: a process of its own, in a cage.
 
     python -P -m synvirt.guests.inside.looker DESCRIPTOR...   one open disk each; prints facts as one JSON object
+    python -P -m synvirt.guests.inside.looker --loaders DESCRIPTOR...   prints the loaders of systems that boot by UEFI
 
 A disk that is an overlay in qcow2 has two: DESCRIPTOR:DESCRIPTOR, the second of the raw file under it.
 
@@ -29,11 +30,13 @@ from synvirt.guests.inside import linux_facts, lvm, mirrors, superblocks, window
 from synvirt.guests.inside.btrfs.subvolumes import Btrfs
 from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT, newest
 from synvirt.guests.inside.files import Files, NtfsFiles, UnixFiles
+from synvirt.guests.inside.loaders import LOADERS_MAX, loaders_of
 from synvirt.guests.inside.seekable import Bytes, Window, read_at
 from synvirt.machines.partitions import starts
 from synvirt.model.facts import NOT_READ, bounded
 from synvirt.sizes import GIB, MIB
 
+LOADERS = "--loaders"
 MEMORY_BYTES = 2 * GIB
 CPU_S = 30
 # Of facts, as JSON: looking.py reads no more.
@@ -221,13 +224,20 @@ def facts(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
     return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **system})
 
 
+def found_loaders(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
+    """By numbers: the loaders that a firmware does not find by itself."""
+    found = [one.line() for disk in disks for one in loaders_of(disk)]
+    return {str(number): line for number, line in enumerate(found[:LOADERS_MAX])}
+
+
 def main(argv: Sequence[str]) -> int:
-    """The process: descriptors as arguments, the facts as JSON on stdout."""
-    descriptors = [[int(part) for part in one.split(":")] for one in argv[1:]]
+    """The process: descriptors as arguments, the facts as JSON on stdout. With LOADERS first, loaders instead of facts."""
+    wanted = found_loaders if argv[1:2] == [LOADERS] else facts
+    descriptors = [[int(part) for part in one.split(":")] for one in argv[1:] if one != LOADERS]
     if any(len(one) > 1 for one in descriptors):  # what reads it is loaded before the cage closes
         import synvirt.disks.qcow2.reader  # noqa: F401
     enter(Cage(memory_bytes=MEMORY_BYTES, cpu_s=CPU_S, files=64 + sum(map(len, descriptors)), written_bytes=WRITTEN_BYTES))
-    sys.stdout.write(json.dumps(facts([Overlay(*one) if len(one) > 1 else Disk(*one) for one in descriptors])))
+    sys.stdout.write(json.dumps(wanted([Overlay(*one) if len(one) > 1 else Disk(*one) for one in descriptors])))
     return 0
 
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import structlog
 
+from synvirt.machines.loader import Loader, from_line
 from synvirt.model.facts import NOT_READ, bounded, short
 
 log = structlog.get_logger(__name__)
@@ -27,6 +28,8 @@ GONE_WITHIN_S = 10.0
 ANSWER_BYTES_MAX = 4 << 20
 MESSAGES_READ_BYTES, MESSAGE_CHARS = 64 << 10, 200
 ENVIRONMENT = ("PATH", "PYTHONPATH")
+# The looker's option; its own module needs the readers' libraries.
+LOADERS = "--loaders"
 
 
 def facts_of(
@@ -34,14 +37,27 @@ def facts_of(
 ) -> dict[str, str]:
     """The facts, and for each volume that was not read, why (`model.facts.NOT_READ`). `devices`: files and block devices, which
     nothing writes to meanwhile. `backing`: of those that are overlays in qcow2, the raw file under each."""
+    return _read(devices, stop, backing or {})
+
+
+def loaders_of(
+    devices: Sequence[str], stop: Callable[[], bool] = lambda: False, backing: Mapping[str, str] | None = None
+) -> list[Loader]:
+    """The loaders on the disks' EFI system partitions that no firmware finds by itself. `devices`, `backing`: as of
+    `facts_of`."""
+    found = _read(devices, stop, backing or {}, LOADERS)
+    return [loader for name, line in found.items() if name.isdigit() and (loader := from_line(line)) is not None]
+
+
+def _read(devices: Sequence[str], stop: Callable[[], bool], backing: Mapping[str, str], *wanted: str) -> dict[str, str]:
     descriptors: list[int] = []
     disks: list[str] = []
     try:
         for device in devices:
-            files = [device, *([backing[device]] if backing and device in backing else [])]
+            files = [device, *([backing[device]] if device in backing else [])]
             descriptors.extend(os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files)
             disks.append(":".join(map(str, descriptors[-len(files) :])))
-        return _asked(disks, descriptors, stop)
+        return _asked([*wanted, *disks], descriptors, stop)
     except OSError as error:
         log.warning("the disks of a guest cannot be inspected", cause=error.strerror)
         return {f"{NOT_READ} disks": "they cannot be opened here"}
@@ -50,11 +66,11 @@ def facts_of(
             os.close(descriptor)
 
 
-def _asked(disks: Sequence[str], descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, str]:
+def _asked(arguments: Sequence[str], descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, str]:
     # Files, not pipes: the size of what it writes is limited (looker.py), and so it cannot fill our memory.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as messages:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "synvirt.guests.inside.looker", *disks],
+            [sys.executable, "-P", "-m", "synvirt.guests.inside.looker", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=messages,
