@@ -168,7 +168,7 @@ def test_a_volume_in_use_for_good_is_busy() -> None:
     waited: list[float] = []
     destination = ZfsDestination(POOL, "busy", zfs=Zfs(sleep=waited.append))
     name = destination.volume_name(uuid4(), "disk")
-    destination.create(name, SIZE)
+    ZfsDestination(POOL, "busy").create(name, SIZE)  # which waits for its device
     descriptor = os.open(destination.device(name), os.O_RDONLY)
     with pytest.raises(ZfsRefused) as caught:
         destination.destroy(name)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from tests.running.processes import command_line, until, workers
 
 
 def _open(pid: int) -> list[str]:
-    return sorted(str(one.readlink()).partition(":")[0] for one in Path(f"/proc/{pid}/fd").iterdir())
+    """While it begins, it closes files between two of these steps."""
+    found = []
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(one.readlink()).partition(":")[0])
+    return sorted(found)
 
 
 def _about(pid: int) -> dict[str, Any]:

@@ -57,10 +57,11 @@ class Capacity:
 @dataclass(frozen=True, slots=True)
 class Lived:
     """Whether a domain `runs`, or has a saved memory; and `trace`, what shows that it was once started, as a sentence; None:
-    nothing does."""
+    nothing does. `is_sure`: False, where nothing shows that it was never started, either."""
 
     runs: bool
     trace: str | None
+    is_sure: bool = True
 
 
 class Hypervisor(Protocol):

@@ -35,11 +35,11 @@ def lived(domain: Any, log: Path) -> Lived:
             return Lived(runs=False, trace=words)
     xml = xml_document.parse(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE), "a domain", wrong=Internal)
     if str(log) not in {one.get("file") for one in xml.iterfind("devices/*/log")}:
-        return Lived(runs=False, trace="its definition was changed, and has no log of its console any more")
+        return Lived(runs=False, trace="its definition was changed, and has no log of its console any more", is_sure=False)
     try:
         log.stat()
     except FileNotFoundError:
         return Lived(runs=False, trace=None)
     except OSError:
-        return Lived(runs=False, trace="the log of its console cannot be inspected")
+        return Lived(runs=False, trace="the log of its console cannot be inspected", is_sure=False)
     return Lived(runs=False, trace="its console has a log")

@@ -135,7 +135,7 @@ class NewDomain:
         """BackupConflict, where the guest was started before all of it was copied: then the store is older than the guest, as
         if it was put back from a copy. What the run made is the guest's by now, and is not undone."""
         lived = self._restore_host.hypervisor.lived(run_id) if self._resumed else None
-        if lived is not None and lived.trace is not None:
+        if lived is not None and lived.trace is not None and lived.is_sure:  # else it may have been defined on trial alone
             self._ledger.replace(run_id, ())
             raise BackupConflict(
                 f"the restored guest of {point.vm_name} has been started already, and the store does not know that: the store "
