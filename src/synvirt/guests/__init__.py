@@ -29,7 +29,7 @@ def in_order(manifest: "VmManifest", devices: Mapping[str, str]) -> list[str]:
     here, in the same order."""
     disks = [disk for disk in manifest.disks if disk.key in devices]
     if manifest.guest_os.family == "windows":
-        disks.sort(key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
+        disks.sort(key=lambda disk: disk.boot_place)
     return [devices[disk.key] for disk in disks]
 
 

@@ -188,7 +188,7 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
     disks = [disk for disk in manifest.disks if disk.key in by_key]
     if len(disks) != len(volumes):
         raise Internal(f"job {machine.id}: volumes {sorted(by_key)} for disks {[disk.key for disk in manifest.disks]}")
-    boot = sorted(disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
+    boot = sorted(disks, key=lambda disk: disk.boot_place)
     serials = disk_serials(machine)
     for number, disk in enumerate(disks):
         volume = by_key[disk.key]

@@ -17,7 +17,7 @@ def of_source(machine: Machine) -> dict[str, str]:
     disks = [disk for disk in manifest.disks if disk.key not in machine.skipped]
     return {
         "firmware": _firmware(manifest.firmware, secure=manifest.secure_boot),
-        "boot order": _order(sorted(disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))),
+        "boot order": _order(sorted(disks, key=lambda disk: disk.boot_place)),
         "processors": str(manifest.cpu_count),
         "memory": _mib(manifest.memory_bytes),
         **{f"disk {disk.key}": f"{disk.capacity_bytes} bytes" for disk in disks},

@@ -263,5 +263,5 @@ def digest_of(job_id: UUID, *parts: str) -> str:
 
 
 def _boot_disk(manifest: VmManifest) -> Disk | None:
-    ordered = sorted(manifest.disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
+    ordered = sorted(manifest.disks, key=lambda disk: disk.boot_place)
     return next(iter(ordered), None)

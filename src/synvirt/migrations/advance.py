@@ -108,12 +108,9 @@ async def _end(job: Job) -> State:
     """Sweeps, then moves to Failed or Cancelled. In these states nothing of the job is left, except what it keeps."""
     await wait_until_gone(job)
     cancelled = _failing(job.migration) == Cancelled.code
-    if await rolled_back.has_guest(job):
-        kept: frozenset[str] = frozenset()  # its volumes are not the job's any more
-        await sweep(job, rolled_back.GUESTS)
-    else:
-        kept = frozenset() if cancelled else kept_on_failure(job.migration)
-        await sweep(job, kept)
+    has_guest = await rolled_back.has_guest(job)  # then its volumes are not the job's any more
+    kept: frozenset[str] = frozenset() if cancelled or has_guest else kept_on_failure(job.migration)
+    await sweep(job, rolled_back.GUESTS if has_guest else kept)
     left = await _what_is_left(job, kept)
     stopped = job.migration.progress.stopped()  # it may have ended in the middle of a pass
     return await _move(job, State.CANCELLED if cancelled else State.FAILED, **left, progress=stopped)

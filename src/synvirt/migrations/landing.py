@@ -9,7 +9,7 @@ The job's rung is the last of `boot_attempts`. It is committed before anything o
 goes on with that rung.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from uuid import UUID
 
@@ -30,9 +30,6 @@ from synvirt.model.machine import DiskBus
 from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
-
-# Devices of volumes whose content can be read on this host.
-SEEN_HERE = ("file", "block")
 
 
 def machine_of(job: Migration) -> Machine:
@@ -111,9 +108,8 @@ async def _carry_variables(job: Job) -> bool:
 async def _make_entries(job: Job, volumes: list[Volume]) -> None:
     """Makes boot entries for the loaders on the guest's disks, where its own did not come along, and no loader lies where every
     firmware looks: it would not boot."""
-    if job.manifest.firmware != "uefi" or not _are_readable(volumes):
+    if job.manifest.firmware != "uefi" or (paths := readable(volumes)) is None:
         return
-    paths = [volume.path for volume in volumes]
     loaders = await job.in_stoppable_thread(lambda stop: job.rooms.find_loaders(paths, stop, {}))
     if not loaders:
         return
@@ -123,18 +119,18 @@ async def _make_entries(job: Job, volumes: list[Volume]) -> None:
         await job.change(manifest=boot_entries.noted(job.manifest, loaders))
 
 
-def _are_readable(volumes: list[Volume]) -> bool:
-    """Whether all are files or devices here, and complete."""
-    return not any(one.early or one.device_type not in SEEN_HERE for one in volumes)
+def readable(volumes: Sequence[Volume]) -> list[str] | None:
+    """Their paths; None, where one of them is neither a file nor a device here, or not complete yet."""
+    paths = [volume.path for volume in volumes if volume.device_type in ("file", "block") and volume.early is None]
+    return paths if len(paths) == len(volumes) else None
 
 
 async def _note_names(job: Job, volumes: list[Volume]) -> None:
     """Notes how a Linux itself names its disks, by which the ladder begins: one that does not find them all boots far enough to
     show signs of life, and stops a minute later. Nothing is noted of volumes that are no files or devices here, or not complete
     yet."""
-    if job.manifest.guest_os.family != "linux" or not _are_readable(volumes):
+    if job.manifest.guest_os.family != "linux" or (paths := readable(volumes)) is None:
         return
-    paths = [volume.path for volume in volumes]
     facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, paths))
     noted = disk_names.noted(job.manifest, facts)
     if noted != job.manifest:

@@ -11,6 +11,13 @@ DiskBus = Literal["virtio", "scsi", "sata", "ide", "nvme"]
 Chipset = Literal["q35", "pc"]
 
 
+def chipset_named(machine: str) -> Chipset | None:
+    """By QEMU's name of a machine: `pc-i440fx-7.2`, `pc-q35-7.2`, or `pc` and `q35`."""
+    if machine == "q35" or machine.startswith("pc-q35"):
+        return "q35"
+    return "pc" if machine == "pc" or machine.startswith("pc-i440fx") else None
+
+
 def letters(number: int) -> str:
     """0 is a, 25 is z, 26 is aa: as Linux names disks."""
     found = ""
@@ -55,6 +62,11 @@ class Disk(Model):
     cbt_reason: str | None = None
     # The way to read its bytes, where the platform has several (vSphere: vddk, datastore, esxi or lease).
     read_by: str | None = None
+
+    @property
+    def boot_place(self) -> tuple[bool, int]:
+        """Sorts disks as they are booted from: those without an order come last."""
+        return self.boot_order is None, self.boot_order or 0
 
 
 class Nic(Model):

@@ -31,7 +31,7 @@ from synvirt.live import ReportsGuestFacts
 from synvirt.machines import boot_entries, disk_names
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job
-from synvirt.migrations.landing import machine_of
+from synvirt.migrations.landing import machine_of, readable
 from synvirt.migrations.proof.moved import SETTLED_WITHIN_S
 from synvirt.model.checks import Check
 from synvirt.model.facts import NOT_READ
@@ -105,7 +105,7 @@ def _make_entries(under_way: UnderWay, volumes: Sequence[Volume]) -> None:
     """Makes boot entries for loaders that no firmware finds by itself. So a guest boots whose own entries come along only with
     the job's guest, or not at all."""
     rooms, manifest = under_way.rooms, under_way.job.manifest
-    if manifest.firmware == "uefi" and (paths := _readable(volumes)) is not None:
+    if manifest.firmware == "uefi" and (paths := readable(volumes)) is not None:
         loaders = rooms.find_loaders(paths, under_way.stop, _backing(volumes))
         if loaders:
             rooms.hypervisor.add_entries(under_way.rehearsal.id, boot_entries.entries(loaders), secure=manifest.secure_boot)
@@ -270,16 +270,10 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
 
 def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
     """Facts from the disks, while they are not written. Volumes that are neither files nor devices here are not read."""
-    paths = _readable(volumes)
+    paths = readable(volumes)
     if paths is None:
         return {f"{NOT_READ} disks": "their volumes lie in a pool of Ceph"}
     return under_way.look_inside(paths, under_way.stop, _backing(volumes))
-
-
-def _readable(volumes: Sequence[Volume]) -> list[str] | None:
-    """Their paths; None, where one of them is neither a file nor a device here."""
-    paths = [volume.path for volume in volumes if volume.device_type in ("file", "block")]
-    return paths if len(paths) == len(volumes) else None
 
 
 def _backing(volumes: Sequence[Volume]) -> dict[str, str]:

@@ -35,15 +35,15 @@ class Fat:
         head = read_at(volume, 0, 512)
         if len(head) < 512 or head[510:] != b"\x55\xaa":
             raise DiskReadFailed("it is no FAT file system")
-        sector, self._in_cluster, reserved, copies, roots, few, _, short = struct.unpack_from("<HBHBHHBH", head, 11)
+        sector, in_cluster, reserved, copies, roots, few, _, short = struct.unpack_from("<HBHBHHBH", head, 11)
         many, long, self._root = struct.unpack_from("<I I 4x I", head, 32)
         fat, total = short or long, few or many
-        if sector not in (512, 1024, 2048, 4096) or not self._in_cluster or not reserved or not copies or not fat:
+        if sector not in (512, 1024, 2048, 4096) or not in_cluster or not reserved or not copies or not fat:
             raise DiskReadFailed("it is no FAT file system")
         root_sectors = -(-roots * _ENTRY // sector)
         self._fat_at, self._root_at = reserved * sector, (reserved + copies * fat) * sector
         self._data_at = self._root_at + root_sectors * sector
-        self._cluster_bytes, self._root_bytes = self._in_cluster * sector, roots * _ENTRY
+        self._cluster_bytes, self._root_bytes = in_cluster * sector, roots * _ENTRY
         clusters = max(total * sector - self._data_at, 0) // self._cluster_bytes
         self._bits = 12 if clusters < _FAT12_BELOW else 16 if clusters < _FAT16_BELOW else 32
 

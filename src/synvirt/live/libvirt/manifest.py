@@ -16,7 +16,7 @@ from synvirt.live.libvirt.settings import not_taken_over
 from synvirt.machines import smbios
 from synvirt.machines.concerns import left_out, of_sectors, settings_left_out, snapshots_present
 from synvirt.machines.disk_names import disk_serial
-from synvirt.model.machine import Chipset, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Chipset, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest, chipset_named
 from synvirt.sizes import GIB, KIB, MIB, SECTOR_BYTES, TIB
 
 # libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
@@ -156,12 +156,8 @@ _SLOT: Final = re.compile(r"0x([01][0-9a-f])")
 
 
 def _chipset(domain: Element) -> Chipset | None:
-    """`pc-i440fx-7.2` and `pc-q35-7.2`, as libvirt writes them out; `pc` and `q35`."""
     kind = domain.find("os/type")
-    name = kind.get("machine", "") if kind is not None else ""
-    if name == "q35" or name.startswith("pc-q35"):
-        return "q35"
-    return "pc" if name == "pc" or name.startswith("pc-i440fx") else None
+    return None if kind is None else chipset_named(kind.get("machine", ""))
 
 
 def _slot(card: Element) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from synvirt.machines.disk_names import disk_serial
-from synvirt.model.machine import Chipset, DiskBus
+from synvirt.model.machine import Chipset, DiskBus, chipset_named
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
 # Proxmox VE's limits for each (PVE::QemuServer::Drive, ::Network): more are not looked for.
@@ -84,10 +84,7 @@ class Drive:
 
 def chipset(config: Mapping[str, Any]) -> Chipset | None:
     """i440fx, unless `machine` says otherwise (`q35`, `pc-q35-9.0`)."""
-    name = options(config.get("machine", "pc"), "type").get("type", "pc")
-    if name == "q35" or name.startswith("pc-q35"):
-        return "q35"
-    return "pc" if name == "pc" or name.startswith("pc-i440fx") else None
+    return chipset_named(options(config.get("machine", "pc"), "type").get("type", "pc"))
 
 
 def slot(key: str) -> int | None:

@@ -123,12 +123,11 @@ def refuse(found: Foreseen) -> None:
     if not found.refused:
         return
     _, first = found.refused[0]
-    detail = "; ".join(f"{where}: {error.detail}" for where, error in found.refused)
     if isinstance(first, (V2vFailed, DomainDefineFailed)) and not isinstance(first, HypervisorAway):
-        raise InvalidPlan(first.detail if len(found.refused) == 1 else detail, hint=first.hint) from first
+        first = InvalidPlan(first.detail, hint=first.hint)
     if len(found.refused) == 1:
         raise first
-    raise type(first)(detail, hint=first.hint)
+    raise type(first)("; ".join(f"{where}: {error.detail}" for where, error in found.refused), hint=first.hint)
 
 
 def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
