@@ -6,6 +6,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from defusedxml import ElementTree
 
+from synvirt.kvm import numbered_ports
 from synvirt.kvm.foreign_domain import Rebuilt, rebuilt
 
 QEMU = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
@@ -175,3 +176,29 @@ def test_the_time_zone_of_a_clock_is_a_name(zone: str, kept: bool) -> None:
 
 def _canonical(xml: str) -> str:
     return ET.canonicalize(xml, strip_text=True, rewrite_prefixes=True)
+
+
+def numbered(*numbers: int, evil: str = "") -> str:
+    """A definition with ports that have numbers."""
+    root = ET.Element("domain", type="kvm")
+    devices = ET.SubElement(root, "devices")
+    for number in numbers:
+        port = ET.SubElement(devices, "controller", type="pci", index=str(number), model="pcie-root-port")
+        ET.SubElement(port, "alias", name=numbered_ports.alias(number))
+    numbered_ports.add(root, numbers)
+    return ET.tostring(root, encoding="unicode").replace("</qemu:commandline>", f"{evil}</qemu:commandline>")
+
+
+def test_ports_keep_their_numbers() -> None:
+    """A Linux names its network cards by them."""
+    found = rebuilt(ElementTree.fromstring(numbered(192, 224)))
+    assert numbered_ports.numbers_in(found.root) == {192, 224}
+    assert not found.left_out
+
+
+def test_ports_keep_no_numbers_where_qemu_gets_anything_else() -> None:
+    found = rebuilt(ElementTree.fromstring(numbered(192, evil="<qemu:arg value='-evil'/>")))
+    assert "qemu" not in ET.tostring(found.root, encoding="unicode")
+    assert [one.split()[0] for one in found.left_out] == ["commandline", "override"]
+    other = numbered(192).replace('name="slot"', 'name="evil"')
+    assert "evil" not in ET.tostring(rebuilt(ElementTree.fromstring(other)).root, encoding="unicode")

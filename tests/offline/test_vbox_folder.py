@@ -54,6 +54,7 @@ def test_a_machine() -> None:
         ("adapter0", "08:00:27:f3:c2:aa", "e1000", "NAT", True),
         ("adapter1", "08:00:27:00:00:02", "virtio", "eth0", False),
     ]
+    assert [nic.linux_name for nic in vm.nics] == ["enp0s3", "enp0s8"]
     assert [(snapshot.name, snapshot.created_at) for snapshot in vm.snapshots] == [
         ("clean", datetime(2024, 1, 1, 10, tzinfo=UTC)),
         ("updated", datetime(2024, 2, 1, 10, tzinfo=UTC)),

@@ -98,6 +98,7 @@ def test_workstation() -> None:
         ("ethernet0", "00:0c:29:b5:c6:d7", "vmxnet3", "nat", True),
         ("ethernet1", "00:50:56:01:02:03", "e1000e", "VM Network", False),
     ]
+    assert [nic.linux_name for nic in vm.nics] == ["ens160", None], "the second has no slot yet"
     assert concern_ids(vm) == {"disk-independent:scsi0:1", "uefi-state-lost", "secure-boot", "media-left-out"}
 
 

@@ -1,6 +1,6 @@
 """The differences between the domain here and its source, with reasons: a list that the job shows. Pure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from synvirt.hypervisor.hardware import (
     LEAST_MEMORY_BYTES,
@@ -25,16 +25,18 @@ from synvirt.sizes import MIB, SECTOR_BYTES
 Network = Callable[[Nic], tuple[str, str]]
 
 
-def differences(machine: Machine, *, name: str, network: Network, tpm: bool, variables: bool) -> tuple[Difference, ...]:
-    """The differences. `name`: the domain's; `network`: what a card is connected to here; `tpm`: whether this host can give
-    one; `variables`: whether the source's UEFI variables are used."""
+def differences(
+    machine: Machine, *, name: str, network: Network, places: Container[str], tpm: bool, variables: bool
+) -> tuple[Difference, ...]:
+    """The differences. `name`: the domain's; `network`: what a card is connected to here; `places`: the keys of the cards that
+    keep theirs; `tpm`: whether this host can give one; `variables`: whether the source's UEFI variables are used."""
     manifest = machine.manifest
     return (
         *_identity(machine, manifest, name),
         *_size(machine, manifest),
         *_firmware(manifest, tpm=tpm, variables=variables),
         *_disks(machine, manifest),
-        *_cards(machine, manifest, network),
+        *_cards(machine, manifest, network, places),
         *_left_out(manifest),
     )
 
@@ -111,7 +113,7 @@ def _disks(machine: Machine, manifest: VmManifest) -> Iterator[Difference]:
             yield _difference(f"sectors of disk {disk.key}", f"{disk.sector_bytes} bytes", f"{SECTOR_BYTES} bytes", why)
 
 
-def _cards(machine: Machine, manifest: VmManifest, network: Network) -> Iterator[Difference]:
+def _cards(machine: Machine, manifest: VmManifest, network: Network, places: Container[str]) -> Iterator[Difference]:
     addresses = macs(machine)
     for nic in manifest.nics:
         model, mac = card(machine, nic), addresses[nic.key]
@@ -122,6 +124,9 @@ def _cards(machine: Machine, manifest: VmManifest, network: Network) -> Iterator
             new = machine.target.identity == "new"
             why = "target.identity is new" if new else "the source's is none that a card can have, or has it twice"
             yield _difference(f"mac of network card {nic.key}", nic.mac or "none", mac, why)
+        if nic.linux_name and nic.key not in places and manifest.guest_os.family == "linux":
+            why = "this host has no such place for it: find it by its MAC address in the guest's network configuration"
+            yield _difference(f"name of network card {nic.key}", nic.linux_name, "another one", why)
         here = ":".join(filter(None, network(nic)))
         if here != nic.network:
             mapped = any(entry.source == nic.network for entry in machine.target.network_map)

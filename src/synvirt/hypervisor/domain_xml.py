@@ -7,12 +7,14 @@ chooses the guest's bus, card and machine type; differences.py lists what differ
 
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
 
 from synvirt.errors import DomainDefineFailed, Internal
 from synvirt.hypervisor import Early, Volume
+from synvirt.hypervisor.card_places import Place, places
 from synvirt.hypervisor.differences import differences
 from synvirt.hypervisor.hardware import (
     BUSES,
@@ -26,10 +28,10 @@ from synvirt.hypervisor.hardware import (
     memory_bytes,
     processors,
     serial_of,
-    slots,
     uuid_of,
 )
 from synvirt.hypervisor.machine import Machine
+from synvirt.kvm import numbered_ports
 from synvirt.kvm.identity import JOB_NAMESPACE, not_the_drivers
 from synvirt.kvm.translated import translated
 from synvirt.model.job import Domain
@@ -72,6 +74,8 @@ class Host:
     tpm: bool = False
     # The domain's copy of the variables. None: libvirt names it after the domain, and takes one that is there.
     variables: str | None = None
+    # Whether its ports of PCI Express can have numbers (kvm/numbered_ports.py).
+    numbered_ports: bool = False
 
 
 def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
@@ -98,18 +102,27 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
         _text(root, event, action)
     devices = ET.SubElement(root, "devices")
     _disks(devices, machine, manifest, volumes, bus)
-    addresses = macs(machine)
+    addresses, kept = macs(machine), places(machine, numbered=host.numbered_ports)
     for number, nic in enumerate(manifest.nics):
         if machine.rehearsed:
-            _rehearsed_interface(devices, machine, nic, addresses[nic.key], number)
+            element = _rehearsed_interface(devices, machine, nic, addresses[nic.key], number)
         else:
-            _interface(devices, machine, nic, addresses[nic.key], host)
+            element = _interface(devices, machine, nic, addresses[nic.key], host)
+        if place := kept.get(nic.key):
+            _address(element, place)
+    _ports(root, devices, kept)
     _fixtures(devices, identity, manifest, chipset_of(machine), host)
     ET.indent(root)
     xml = ET.tostring(root, encoding="unicode") + "\n"
     uefi = _uefi(manifest, host)
-    kept = uefi is not None and uefi.kept
-    found = differences(machine, name=name, network=lambda nic: _network(machine, nic, host), tpm=host.tpm, variables=kept)
+    found = differences(
+        machine,
+        name=name,
+        network=lambda nic: _network(machine, nic, host),
+        places=kept,
+        tpm=host.tpm,
+        variables=uefi is not None and uefi.kept,
+    )
     return Domain(name=name, uuid=str(identity), xml=xml, differences=found)
 
 
@@ -278,7 +291,7 @@ def _network(machine: Machine, nic: Nic, host: Host) -> tuple[str, str]:
     return kind, _NOT_XML.sub("", name)
 
 
-def _interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, host: Host) -> None:
+def _interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, host: Host) -> ET.Element:
     kind, name = _network(machine, nic, host)
     element = ET.SubElement(devices, "interface", type=kind)
     ET.SubElement(element, "mac", address=mac)
@@ -287,12 +300,12 @@ def _interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, host: 
     ET.SubElement(element, "model", type=card(machine, nic))
     if not nic.connected:
         ET.SubElement(element, "link", state="down")
-    _place(element, machine, nic)
     ET.SubElement(element, "rom", enabled="no")  # its network boot waits seconds for a key at each start; we boot from disks
+    return element
 
 
-def _rehearsed_interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, number: int) -> None:
-    """The card of a rehearsed guest, in the same slot. Its frames go to the process at the end of its wire. Its own type is
+def _rehearsed_interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, number: int) -> ET.Element:
+    """The card of a rehearsed guest, in the same place. Its frames go to the process at the end of its wire. Its own type is
     user and its link is down, so no packet leaves QEMU in another way."""
     wired = number < len(machine.wires)
     element = ET.SubElement(devices, "interface", type="client" if wired else "user")
@@ -302,13 +315,24 @@ def _rehearsed_interface(devices: ET.Element, machine: Machine, nic: Nic, mac: s
     ET.SubElement(element, "model", type=card(machine, nic))
     if not wired or not nic.connected:
         ET.SubElement(element, "link", state="down")
-    _place(element, machine, nic)
     ET.SubElement(element, "rom", enabled="no")
+    return element
 
 
-def _place(element: ET.Element, machine: Machine, nic: Nic) -> None:
-    if (slot := slots(machine).get(nic.key)) is not None:
-        ET.SubElement(element, "address", type="pci", domain="0x0000", bus="0x00", slot=f"0x{slot:02x}", function="0x0")
+def _address(element: ET.Element, place: Place) -> None:
+    where = {"bus": f"0x{place.bus:02x}", "slot": f"0x{place.slot:02x}"}
+    ET.SubElement(element, "address", {"type": "pci", "domain": "0x0000", **where, "function": "0x0"})
+
+
+def _ports(root: ET.Element, devices: ET.Element, kept: Mapping[str, Place]) -> None:
+    """The ports that need numbers; libvirt makes the others."""
+    numbers: list[int] = []
+    for place in kept.values():
+        if place.port is not None:
+            port = ET.SubElement(devices, "controller", type="pci", index=str(place.bus), model="pcie-root-port")
+            ET.SubElement(port, "alias", name=numbered_ports.alias(place.port))
+            numbers.append(place.port)
+    numbered_ports.add(root, numbers)
 
 
 def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, chipset: Chipset, host: Host) -> None:

@@ -131,23 +131,6 @@ def chipset_of(machine: Machine) -> Chipset:
     return BUSES[bus_now(machine)].chipset
 
 
-# On the first PCI bus 0 to 2 are the chipset's own and the screen's, and 31 is the last one.
-_SLOTS = range(3, 32)
-
-
-def slots(machine: Machine) -> dict[str, int]:
-    """The slots on the first PCI bus of the cards that keep theirs, by the cards' keys: those of the older chipset, on which a
-    Linux names cards by their slots. A configuration by such a name (ens18) finds no card else."""
-    manifest = machine.manifest
-    if manifest.chipset != "pc" or chipset_of(machine) != "pc":
-        return {}
-    found: dict[str, int] = {}
-    for nic in manifest.nics:
-        if nic.slot is not None and nic.slot in _SLOTS and nic.slot not in found.values():
-            found[nic.key] = nic.slot
-    return found
-
-
 def bus_of(number: int, bus: DiskBus) -> DiskBus:
     """The bus of the domain's disk of that number, counted from 0."""
     return "sata" if bus == "ide" and number >= IDE_DISKS_MAX else bus

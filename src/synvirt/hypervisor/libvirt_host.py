@@ -32,7 +32,7 @@ from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import VCPUS_MAX, uuid_of
 from synvirt.hypervisor.locked import gone_or, patiently, settled
 from synvirt.hypervisor.machine import Machine
-from synvirt.kvm import agent, handing, orphans, qemu_user
+from synvirt.kvm import agent, handing, numbered_ports, orphans, qemu_user
 from synvirt.kvm.connection import Connection, Lookup, find_domain, load, short_root, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.kvm.qemu_user import embedded_root
@@ -114,6 +114,7 @@ class LibvirtHost:
             uefi_secure=self._uefi(machine.id, _UEFI_SECURE),
             variables=self.own_variables(machine.id),
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
+            numbered_ports=numbered_ports.possible(),
         )
         return build(machine, volumes, host)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 from xml.etree import ElementTree as ET  # only for writing: foreign XML is read by xml_document
 
+from synvirt.kvm import numbered_ports
 from synvirt.kvm.identity import JOB_NAMESPACE
 
 # The forms of values. Words have no "/", so they cannot be the path of a file.
@@ -284,8 +285,10 @@ class Rebuilt:
 
 def rebuilt(foreign: ET.Element, own: ET.Element | None = None) -> Rebuilt:
     """`foreign`, a <domain>, reduced to what is allowed. `own`: this host's definition of the same guest."""
-    copying = _Copying(own)
+    numbers = numbered_ports.numbers_in(foreign)
+    copying = _Copying(own, frozenset(f"domain/{tag}" for tag in numbered_ports.PARTS) if numbers else frozenset())
     root = copying.element(foreign, "domain")
+    numbered_ports.add(root, numbers)
     for disk in root.iterfind("devices/disk"):
         if disk.get("device", "disk") != "disk" and disk.find("source") is None:
             disk.set("type", "file")  # an empty drive; another type would need a source
@@ -298,8 +301,9 @@ class _Refused(Exception):
 
 
 class _Copying:
-    def __init__(self, own: ET.Element | None) -> None:
+    def __init__(self, own: ET.Element | None, made_anew: frozenset[str]) -> None:
         self._own = own
+        self._made_anew = made_anew
         self.left_out: list[str] = []
 
     def element(self, found: ET.Element, path: str) -> ET.Element:
@@ -368,7 +372,7 @@ class _Copying:
         if path == "domain/devices/emulator":
             if (text := (found.text or "").strip()) not in _STANDARD_EMULATORS:
                 self.left_out.append(f"it runs by this host's own QEMU, not by {_short(text)}")
-        elif not path.endswith("/log") and not _OWN.fullmatch(path):
+        elif not path.endswith("/log") and not _OWN.fullmatch(path) and path not in self._made_anew:
             kind = f" of type {_short(found.attrib['type'])}" if "type" in found.attrib else ""
             shown = _without_namespace(path.removeprefix("domain/"))
             self.left_out.append(f"{shown}{kind} is left out: it may reach into this host")

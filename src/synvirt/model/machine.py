@@ -77,9 +77,9 @@ class Nic(Model):
     model: str = ""
     network: str = ""
     connected: bool = True
-    # Its slot on the first PCI bus, which a Linux names it by (3: ens3), where the chipset is pc. None: it is elsewhere, or the
-    # source does not say.
-    slot: int | None = None
+    # What a Linux calls it by its place there (systemd.net-naming-scheme(7)): ens192 in slot 192, enp0s3 in slot 3 of bus 0.
+    # None: the source does not say.
+    linux_name: str | None = None
     ip_addresses: tuple[str, ...] = ()
 
 

@@ -1,12 +1,14 @@
 """Domain XML as a VmManifest: what other hosts' domains look like, and what nobody's should."""
 
 import re
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from synvirt.errors import Internal
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.domain_xml import build
+from synvirt.kvm import numbered_ports
 from synvirt.live.libvirt.manifest import DiskSize, Seen, backed_up_disks, manifest, parse, untracked
 from synvirt.machines.concerns import LEFT_OUT
 from synvirt.migrations.landing import machine_of
@@ -122,20 +124,68 @@ def test_the_chipset_is_read(machine: str, chipset: str | None) -> None:
     assert manifest(parse(f"<domain><name>n</name>{kind}<devices/></domain>"), seen()).chipset == chipset
 
 
+def names(machine: str, address: str, others: str = "", after: str = "") -> list[str | None]:
+    """What a Linux calls the card at that address."""
+    card = f"<interface type='bridge'><source bridge='br0'/><address type='pci' {address}/></interface>"
+    kind = f"<os><type machine='{machine}'>hvm</type></os>"
+    xml = f"<domain {QEMU}><name>n</name>{kind}<devices>{others}{card}</devices>{after}</domain>"
+    return [nic.linux_name for nic in manifest(parse(xml), seen()).nics]
+
+
+QEMU = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
+
+
 @pytest.mark.parametrize(
-    ("address", "slot"),
+    ("address", "older", "newer"),
     [
-        ("domain='0x0000' bus='0x00' slot='0x12' function='0x0'", 18),
-        ("domain='0x0000' bus='0x01' slot='0x12' function='0x0'", None),
-        ("domain='0x0000' bus='0x00' slot='0x12' function='0x1'", None),
-        ("domain='0x0000' bus='0x00' slot='many' function='0x0'", None),
-        ("bus='nowhere' slot='0x12'", None),
+        ("domain='0x0000' bus='0x00' slot='0x12' function='0x0'", "ens18", "enp0s18"),
+        ("domain='0x0000' bus='0x01' slot='0x12' function='0x0'", None, None),
+        ("domain='0x0000' bus='0x00' slot='0x12' function='0x1'", None, None),
+        ("domain='0x0000' bus='0x00' slot='many' function='0x0'", None, None),
+        ("bus='nowhere' slot='0x12'", None, None),
     ],
 )
-def test_the_slot_of_a_card_is_read(address: str, slot: int | None) -> None:
-    card = f"<interface type='bridge'><source bridge='br0'/><address type='pci' {address}/></interface>"
-    found = manifest(parse(f"<domain><name>n</name><devices>{card}</devices></domain>"), seen())
-    assert [nic.slot for nic in found.nics] == [slot]
+def test_the_place_of_a_card_is_read(address: str, older: str | None, newer: str | None) -> None:
+    assert names("pc-i440fx-7.2", address) == [older]
+    assert names("q35", address) == [newer]
+    assert names("microvm", address) == [None]
+
+
+def port(index: int, slot: int, function: int, more: str = "", bus: str = "0x00", model: str = "pcie-root-port") -> str:
+    place = f"<address type='pci' domain='0x0000' bus='{bus}' slot='{slot:#04x}' function='{function:#x}'/>"
+    return f"<controller type='pci' index='{index}' model='{model}'>{more}{place}</controller>"
+
+
+IN_PORT = "domain='0x0000' bus='0x07' slot='0x00' function='0x0'"
+ROOT = "<controller type='pci' index='0' model='pcie-root'/>"
+
+
+def test_buses_are_numbered_in_the_order_of_their_ports() -> None:
+    """Not by the indexes in libvirt: this card's is 7, and Linux calls it enp2s0."""
+    assert names("q35", IN_PORT, ROOT + port(7, 2, 1) + port(1, 2, 0) + port(2, 3, 0)) == ["enp2s0"]
+    assert names("q35", IN_PORT, ROOT + port(1, 2, 0)) == [None], "it has no such port"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        port(2, 1, 0, model="pcie-to-pci-bridge"),
+        port(2, 1, 0, bus="0x01"),
+        "<controller type='pci' index='2' model='pcie-root-port'/>",
+    ],
+)
+def test_behind_other_bridges_the_number_of_a_bus_is_not_known(other: str) -> None:
+    assert names("q35", IN_PORT, ROOT + port(7, 2, 1) + other) == [None]
+
+
+def test_a_card_keeps_the_number_of_its_port_when_it_moves_on() -> None:
+    """Ours are known by their names, if QEMU gets the numbers as well."""
+    domain = ET.Element("domain")
+    numbered_ports.add(domain, [192])
+    numbered = "".join(ET.tostring(child, encoding="unicode") for child in domain)
+    ports = ROOT + port(7, 2, 1, more="<alias name='ua-slot-192'/>") + port(1, 2, 0)
+    assert names("q35", IN_PORT, ports, numbered) == ["ens192"]
+    assert names("q35", IN_PORT, ports) == ["enp2s0"]
 
 
 def test_a_disk_keeps_the_serial_number_that_its_guest_reads() -> None:

@@ -164,7 +164,8 @@ def test_the_chipset_is_read(machine: dict[str, Any], chipset: str | None) -> No
 
 def test_cards_are_in_the_slots_that_proxmox_ve_gives_them() -> None:
     found = read({f"net{number}": f"virtio=BC:24:11:00:00:0{number},bridge=vmbr0" for number in (0, 5, 6)})
-    assert [nic.slot for nic in found.nics] == [18, 23, None]
+    assert [nic.linux_name for nic in found.nics] == ["ens18", "ens23", None]
+    assert [nic.linux_name for nic in read({"machine": "q35", "net0": "virtio=BC:24:11:00:00:01"}).nics] == [None]
 
 
 @pytest.mark.parametrize(

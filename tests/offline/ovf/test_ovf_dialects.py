@@ -47,6 +47,7 @@ def test_ovftool() -> None:
     assert (second.bus, second.controller, second.unit, second.capacity_bytes) == ("nvme", "nvme0", 1, 16 * MIB)
     (nic,) = vm.nics
     assert (nic.mac, nic.model, nic.network, nic.connected) == (None, "vmxnet3", "VM Network", True)
+    assert nic.linux_name == "ens192"
     assert concern_ids(vm) >= {"disk-independent:vmdisk2", "uefi-state-lost", "secure-boot", "tpm"}
 
 
@@ -163,7 +164,7 @@ def test_virtualbox() -> None:
 
 def test_virtualbox_keeps_macs_in_its_own_part_only() -> None:
     (nic,) = manifest("virtualbox").nics
-    assert (nic.mac, nic.model, nic.network) == ("08:00:27:f3:c2:aa", "e1000", "NAT")
+    assert (nic.mac, nic.model, nic.network, nic.linux_name) == ("08:00:27:f3:c2:aa", "e1000", "NAT", "enp0s3")
 
 
 def test_xenserver() -> None:

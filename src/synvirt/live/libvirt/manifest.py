@@ -12,11 +12,12 @@ from xml.etree.ElementTree import Element
 from synvirt import xml_document
 from synvirt.errors import Internal
 from synvirt.kvm.foreign_domain import rebuilt
+from synvirt.live.libvirt.card_places import chipset_of, linux_name
 from synvirt.live.libvirt.settings import not_taken_over
 from synvirt.machines import smbios
 from synvirt.machines.concerns import left_out, of_sectors, settings_left_out, snapshots_present
 from synvirt.machines.disk_names import disk_serial
-from synvirt.model.machine import Chipset, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest, chipset_named
+from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import GIB, KIB, MIB, SECTOR_BYTES, TIB
 
 # libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
@@ -121,7 +122,7 @@ def manifest(domain: Element, seen: Seen) -> VmManifest:
         uuid=uuid,
         serial=_serial(domain),
         power_state=seen.power_state,
-        chipset=_chipset(domain),
+        chipset=chipset_of(domain),
         firmware="uefi" if uefi else "bios",
         secure_boot=secure_boot,
         tpm=domain.find("devices/tpm") is not None,
@@ -148,25 +149,6 @@ def _text(element: Element, path: str) -> str:
 
 def _number(text: str | None) -> int:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,12}", text) else 0
-
-
-_ZERO: Final = re.compile(r"(0x)?0{1,4}")
-# As libvirt writes it.
-_SLOT: Final = re.compile(r"0x([01][0-9a-f])")
-
-
-def _chipset(domain: Element) -> Chipset | None:
-    kind = domain.find("os/type")
-    return None if kind is None else chipset_named(kind.get("machine", ""))
-
-
-def _slot(card: Element) -> int | None:
-    """On the first PCI bus."""
-    address = card.find("address[@type='pci']")
-    if address is None or any(not _ZERO.fullmatch(address.get(part, "0")) for part in ("domain", "bus", "function")):
-        return None
-    slot = _SLOT.fullmatch(address.get("slot", ""))
-    return int(slot[1], 16) if slot else None
 
 
 def _firmware(domain: Element) -> tuple[bool, bool]:
@@ -281,7 +263,7 @@ def _nics(domain: Element, addresses: dict[str, tuple[str, ...]]) -> Iterator[Ni
             model=model.get("type", "") if model is not None else "",
             network=network,
             connected=link is None or link.get("state") != "down",
-            slot=_slot(card),
+            linux_name=linux_name(domain, card),
             ip_addresses=addresses.get((address or "").lower(), ()),
         )
 

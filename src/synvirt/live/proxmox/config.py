@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
+from synvirt.machines import card_names
 from synvirt.machines.disk_names import disk_serial
 from synvirt.model.machine import Chipset, DiskBus, chipset_named
 from synvirt.sizes import GIB, KIB, MIB, TIB
@@ -87,10 +88,10 @@ def chipset(config: Mapping[str, Any]) -> Chipset | None:
     return chipset_named(options(config.get("machine", "pc"), "type").get("type", "pc"))
 
 
-def slot(key: str) -> int | None:
+def linux_name(key: str, chipset: Chipset | None) -> str | None:
     """Of a card on i440fx: net0 is in slot 18, and net5 the last one on the first bus (PVE::QemuServer::PCI)."""
     found = _NET.fullmatch(key)
-    return 18 + int(found.group(1)) if found and int(found.group(1)) < 6 else None
+    return card_names.in_slot(18 + int(found.group(1))) if chipset == "pc" and found and int(found.group(1)) < 6 else None
 
 
 def is_on(value: object) -> bool:

@@ -24,7 +24,7 @@ from synvirt.live.vsphere.disks import (
     type_name,
 )
 from synvirt.live.vsphere.ways import Way
-from synvirt.machines import smbios
+from synvirt.machines import card_names, smbios
 from synvirt.model.machine import Disk, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import MIB
 
@@ -222,6 +222,7 @@ def _nics(found: Mapping[str, Any], devices: Sequence[Any], networks: Mapping[st
             model=type_name(device).removeprefix("Virtual").lower(),
             network=_network(device.backing, networks),
             connected=bool(getattr(device.connectable, "startConnected", True)),
+            linux_name=card_names.vmware(getattr(device.slotInfo, "pciSlotNumber", None)),
             ip_addresses=addresses.get(device.key, ()),
         )
         for device in devices

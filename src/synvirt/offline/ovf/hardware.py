@@ -63,13 +63,14 @@ class Attachment(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """A NIC item, as `model.machine.Nic` has it."""
+    """A NIC item, as `model.machine.Nic` has it; `slot`: VMware's number of its place."""
 
     key: str
     mac: str | None
     model: str
     network: str
     connected: bool
+    slot: int | None
 
 
 class Hardware(NamedTuple):
@@ -242,12 +243,14 @@ def _resources(item: Element) -> Iterator[str]:
 def _nic(item: Element, number: int) -> Adapter:
     mac = _MAC.fullmatch(text(item, "Address") or text(item, "MACAddress"))
     model = text(item, "ResourceSubType")
+    slot = _settings(item).get("slotinfo.pcislotnumber", "")
     return Adapter(
         key=_instance(item) or f"nic{number}",
         mac=":".join(mac.groups()).lower() if mac else None,
         model=_OVIRT_NICS.get(model, model.lower()),
         network=text(item, "Connection"),
         connected=not any(text(item, name).lower() in ("false", "0") for name in _LINKED),
+        slot=int(slot) if _is_small_number(slot) else None,
     )
 
 

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
+from synvirt.machines import card_names
 from synvirt.machines.smbios import serial_of
 from synvirt.machines.texts import is_true, uuid_of
 from synvirt.model.machine import Nic
-from synvirt.offline.ovf.hardware import Hardware
+from synvirt.offline.ovf.hardware import Adapter, Hardware
 from synvirt.offline.vbox import machine as virtualbox
 from synvirt.xml_document import attribute, child, text
 
@@ -75,11 +76,23 @@ def ovirt_left_out(system: Element, *, windows: bool) -> Iterator[str]:
 def nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:
     """VirtualBox writes an item for each enabled adapter, in order; the MAC addresses, and which cables are pulled, only in its
     own part."""
-    found = tuple(Nic(**nic._asdict()) for nic in hardware.nics)
+    found = tuple(_nic(adapter) for adapter in hardware.nics)
     adapters = virtualbox.nics(machine)
     if len(adapters) != len(found):
         return found
     return tuple(
-        nic.model_copy(update={"mac": nic.mac or adapter.mac, "connected": nic.connected and adapter.connected})
+        nic.model_copy(
+            update={
+                "mac": nic.mac or adapter.mac,
+                "connected": nic.connected and adapter.connected,
+                "linux_name": adapter.linux_name,
+            }
+        )
         for nic, adapter in zip(found, adapters, strict=True)
     )
+
+
+def _nic(adapter: Adapter) -> Nic:
+    fields = adapter._asdict()
+    slot = fields.pop("slot")
+    return Nic(**fields, linux_name=card_names.vmware(slot))

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.machines import concerns, reaching, smbios
+from synvirt.machines import card_names, concerns, reaching, smbios
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
@@ -333,6 +333,7 @@ def _nic(adapter: Element) -> Nic:
         model=_NIC_MODELS.get(model, model),
         network=attribute(attached, "name") or kind,
         connected=attribute(adapter, "cable").lower() != "false",
+        linux_name=card_names.virtualbox(_slot(adapter)),
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.machines import concerns, reaching, smbios
+from synvirt.machines import card_names, concerns, reaching, smbios
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, vmware_encoding, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
@@ -255,4 +255,5 @@ def _nic(entries: Mapping[str, str], key: str) -> Nic:
         model=entries.get(f"{key}.virtualdev", "vlance").lower(),
         network=clean(network),
         connected=is_true(entries.get(f"{key}.startconnected", "true")),
+        linux_name=card_names.vmware(whole_number(entries.get(f"{key}.pcislotnumber", ""))),
     )

@@ -46,11 +46,14 @@ def test_a_machine_of_many_parts() -> None:
         macAddress="00:50:56:00:00:01",
         backing=vim.vm.device.VirtualEthernetCard.NetworkBackingInfo(deviceName="VM Network"),
         connectable=vim.vm.device.VirtualDevice.ConnectInfo(startConnected=False, connected=False, allowGuestControl=True),
+        slotInfo=vim.vm.device.VirtualDevice.PciBusSlotInfo(pciSlotNumber=1184),
     )
+    not_yet_on = vim.vm.device.VirtualE1000e(key=4001, macAddress="00:50:56:00:00:02", backing=card.backing)
     one = described(
         a_disk(2000),
         a_disk(2001, Backing(fileName="[ds1] web/web_1.vmdk")),
         card,
+        not_yet_on,
         vim.vm.device.VirtualTPM(key=11000),
         config__firmware="efi",
         config__bootOptions=efi,
@@ -75,6 +78,7 @@ def test_a_machine_of_many_parts() -> None:
     assert (nic.model, nic.network, nic.connected, nic.ip_addresses) == (
         "vmxnet3", "VM Network", False, ("192.0.2.7", "2001:db8::7"),
     )  # fmt: skip
+    assert [nic.linux_name for nic in one.nics] == ["ens161", None]
     assert one.cbt_available
     assert critical(one) == []
 
