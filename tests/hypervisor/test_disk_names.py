@@ -39,8 +39,8 @@ def test_a_name_that_no_disk_had_at_the_source_says_nothing() -> None:
 
 
 def test_the_bus_that_a_guest_names_its_disks_by_is_a_reason() -> None:
-    assert "/etc/fstab" in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"))))
-    assert "/etc/fstab" not in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"), disk_bus="virtio")))
+    assert "the guest itself names" in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"))))
+    assert "the guest itself names" not in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"), disk_bus="virtio")))
 
 
 def test_disks_have_the_serial_numbers_that_the_guest_finds_them_by() -> None:
@@ -92,3 +92,56 @@ def test_what_was_noted_before_a_conversion_is_not_so_after_it() -> None:
     """A retry of a file's job has the manifest of the failed one."""
     assert disk_names.noted(mounts("/dev/sdb1"), {"mount /0": "/dev/vdb1 ext4"}) == LINUX
     assert disk_names.noted(mounts("/dev/sdb1"), {"mount /0": "UUID=1 ext4"}) == LINUX
+
+
+DEVICES_FILE = "/etc/lvm/devices/system.devices"
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "noted"),
+    [
+        ("/etc/fstab", "/dev/sda2", ["disk-names:sd"]),
+        ("/etc/fstab", "/dev/xvda2", ["disk-names:xvd"]),
+        ("/etc/crypttab", "/dev/sdb1", ["disk-names:sd"]),
+        ("/etc/crypttab", "/dev/vdb1", []),
+        ("/etc/crypttab", "UUID=1", []),
+        ("/etc/lvm/lvm.conf", "/dev/sda*", ["disk-names:sd"]),
+        ("/etc/lvm/lvm.conf", "/dev/xvd*", ["disk-names:lvm"]),
+        (DEVICES_FILE, "devname /dev/sda3", ["disk-names:sd"]),
+        (DEVICES_FILE, "devname /dev/vda3", []),
+        (DEVICES_FILE, "devname /dev/xvda3", ["disk-names:lvm"]),
+        (DEVICES_FILE, "sys_wwid naa.6000c29b1c2d3e4f5061728394a5b6c7", ["disk-names:lvm"]),
+        (DEVICES_FILE, "sys_wwid eui.0025388500000001", ["disk-names:lvm"]),
+        (DEVICES_FILE, "sys_wwid t10.QEMU_QEMU_HARDDISK_DATA-01", ["disk-names:sd"]),
+        (DEVICES_FILE, "sys_wwid t10.QEMU____QEMU_HARDDISK___DATA-01", ["disk-names:sd"]),
+        (DEVICES_FILE, "sys_wwid t10.ATA_QEMU_HARDDISK_QM00001", ["disk-names:lvm"]),
+        (DEVICES_FILE, "sys_serial DATA-01", []),
+        (DEVICES_FILE, "sys_serial DATA-02", ["disk-names:lvm"]),
+        (DEVICES_FILE, "mpath_uuid mpath-36000c29b1c2d3e4f5061728394a5b6c7", ["disk-names:lvm"]),
+        (DEVICES_FILE, "crypt_uuid CRYPT-LUKS2-0123456789abcdef-luks", []),
+        (DEVICES_FILE, "devname /dev/mapper/other", []),
+    ],
+)
+def test_a_guest_finds_disks_by_other_files_too(file: str, value: str, noted: list[str]) -> None:
+    disks = (Disk(key="a", label="a", capacity_bytes=GIB, serial="DATA-01"),)
+    found = disk_names.noted(LINUX.model_copy(update={"disks": disks}), {f"finds {file} it": value})
+    assert [one.id for one in found.concerns] == noted
+    for concern in found.concerns:
+        assert f"{file} names {value.rpartition(' ')[2]}" in concern.assessment
+        assert ("use_devicesfile" in concern.remedy, "UUID=" in concern.remedy) == (
+            file.startswith("/etc/lvm"),
+            not file.startswith("/etc/lvm"),
+        )
+
+
+def test_a_name_that_scsi_gives_hides_no_other_one() -> None:
+    """SUSE's older installers wrote ids for what is mounted, and devices for swap."""
+    facts = {
+        "mount /": "/dev/disk/by-id/scsi-36000c2962a1c2b3d4e5f60718293a4b5-part2 ext4",
+        "finds /etc/fstab swap 1": "/dev/sda1",
+        f"finds {DEVICES_FILE} it": "sys_wwid naa.6000c2962a1c2b3d4e5f60718293a4b5",
+    }
+    found = {one.id: one for one in disk_names.noted(LINUX, facts).concerns}
+    assert list(found) == ["disk-names:sd", "disk-names:by-id", "disk-names:lvm"]
+    assert "by-id" not in found["disk-names:sd"].assessment
+    assert ladder(fixed(disk_names.noted(LINUX, facts)))[0] == "scsi"

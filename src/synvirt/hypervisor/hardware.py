@@ -152,7 +152,7 @@ def why_bus(machine: Machine) -> str:
     if machine.target.disk_bus is not None and machine.target.disk_bus not in BUSES:
         return f"this hypervisor has no {machine.target.disk_bus} disks, which target.disk_bus asks for; {BUSES[bus].needs}"
     if are_as_scsi(machine.manifest) and BUSES[bus].prefix == "sd":
-        return "the guest's /etc/fstab has the names that its disks have by it"
+        return "the guest itself names its disks as they are called by it"
     return BUSES[bus].needs
 
 

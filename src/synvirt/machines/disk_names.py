@@ -1,24 +1,39 @@
-"""The names by which a Linux guest itself finds its disks: devices in its /etc/fstab, as the facts of its disks have them.
+"""The names by which a Linux guest itself finds its disks, in its /etc/fstab and others, as the facts of its disks have them.
 
 A kernel names a disk by the bus that it is on. Where the bus is another one here, such a line finds no disk: systemd waits for
-it for 90 s, and then stops in emergency mode.
+it for 90 s, and then stops in emergency mode. LVM, where it has a list of its disks, uses no others.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from synvirt.model.machine import Concern, VmManifest
 from synvirt.nearest import in_short
 
 _PREFIX = "disk-names:"
-NAMED_AS_SCSI = f"{_PREFIX}sd"
+NAMED_AS_SCSI, LISTED_BY_LVM = f"{_PREFIX}sd", f"{_PREFIX}lvm"
+_FSTAB, _LVM = "/etc/fstab", "/etc/lvm/"
 # What names disks of virtio, of SCSI, SATA and USB, of old IDE drivers, of Xen's, and of NVMe; by serial number and by place.
-_DEVICE = re.compile(r"/dev/(?:(vd|sd|hd|xvd|nvme)[a-z0-9]+|disk/(by-id|by-path)/(?!dm-|lvm-|md-)\S+)(?= )")
+# A filter of LVM may have the beginning of a name.
+_DEVICE = re.compile(r"/dev/(?:(vd|sd|hd|xvd|nvme)(?:[a-z0-9]+|[a-z0-9]*\*)|disk/(by-id|by-path)/(?!dm-|lvm-|md-)\S+)")
 # QEMU's disks of virtio and of SCSI, with their serial numbers.
 _BY_ID = re.compile(r"/dev/disk/by-id/(virtio-|scsi-0QEMU_QEMU_HARDDISK_)(\S+?)(-part\d+)?")
+# LVM's ids of disks (lvmdevices(8)): their numbers at the platform, their serial numbers, the names of those that have neither.
+_LVM_ID = re.compile(r"(sys_wwid|wwid_naa|wwid_eui|wwid_t10|sys_serial|devname|mpath_uuid) (\S+)")
+_LVM_QEMU = re.compile(r"t10\.QEMU_+QEMU_HARDDISK_+(\S+)")
 # What libvirt takes, and SCSI carries; disks of other buses carry less.
 _SERIAL = re.compile(r"[A-Za-z0-9_.+-]{1,36}", re.ASCII)
 OTHER_SERIAL_CHARS, SCSI_SERIAL_CHARS = 20, 36
+
+
+class _Named(NamedTuple):
+    """A disk as a file of the guest names it. `kind`: the beginning of its name: vd, sd, hd, xvd, nvme; or by-id, by-path, and
+    lvm, where no disk here is called so."""
+
+    file: str
+    device: str
+    kind: str
 
 
 def disk_serial(text: object) -> str | None:
@@ -27,50 +42,113 @@ def disk_serial(text: object) -> str | None:
 
 
 def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
-    """The manifest of a Linux guest with a concern, where what is mounted is named by devices that may have other names here.
+    """The manifest of a Linux guest with a concern, where what it needs is named by devices that may have other names here.
     `facts`: of its disks (model/facts.py)."""
-    found = [match for fact, value in facts.items() if fact.startswith("mount ") and (match := _DEVICE.match(value))]
+    found = list(_named(manifest, facts))
     if all(disk.bus == "virtio" for disk in manifest.disks):
-        found = [match for match in found if match[1] != "sd"]  # no disk of the VM: they have other names at the source, too
-    kinds = {_kind(match, manifest) for match in found}
+        found = [one for one in found if one.kind != "sd"]  # no disk of the VM: they have other names at the source, too
     others = tuple(one for one in manifest.concerns if not one.id.startswith(_PREFIX))
-    if not found or "vd" in kinds:
-        return manifest.model_copy(update={"concerns": others})
-    kind, devices = min(kinds, key=lambda one: (one != "sd", one)), in_short(sorted({match[0] for match in found}))
-    concern = _named_as_scsi(devices) if kind == "sd" else _named_otherwise(kind, devices)
-    return manifest.model_copy(update={"concerns": (*others, concern)})
+    as_scsi = [one for one in found if one.kind == "sd" and all(other.kind != "vd" for other in found)]
+    nowhere = [one for one in found if one.kind not in ("sd", "vd")]
+    by_lvm = [one for one in nowhere if one.file.startswith(_LVM)]
+    otherwise = [one for one in nowhere if one not in by_lvm]
+    concerns = (
+        *([_named_as_scsi(as_scsi)] if as_scsi else []),
+        *([_named_otherwise(min(one.kind for one in otherwise), otherwise)] if otherwise else []),
+        *([_listed_by_lvm(by_lvm)] if by_lvm else []),
+    )
+    return manifest.model_copy(update={"concerns": (*others, *concerns)})
+
+
+def _named(manifest: VmManifest, facts: Mapping[str, str]) -> Iterator[_Named]:
+    for fact, value in facts.items():
+        kind, _, what = fact.partition(" ")
+        file = _FSTAB if kind == "mount" else what.partition(" ")[0]
+        if kind == "finds" and (listed := _LVM_ID.fullmatch(value)) is not None and file.startswith(_LVM):
+            yield from _of_lvm(file, listed, manifest)
+        elif kind in ("mount", "finds") and (device := _DEVICE.fullmatch(value.partition(" ")[0])) is not None:
+            yield _Named(file, device[0], _kind(device, manifest))
+
+
+def _of_lvm(file: str, listed: re.Match[str], manifest: VmManifest) -> Iterator[_Named]:
+    by, name = listed.groups()
+    if (device := _DEVICE.fullmatch(name)) is not None:
+        yield _Named(file, name, _kind(device, manifest))
+    elif by == "sys_serial":
+        yield _Named(file, name, "vd" if _is_kept(name, OTHER_SERIAL_CHARS, manifest) else "lvm")
+    elif by != "devname":  # else it is no disk of the platform: what the guest itself makes of them
+        qemu = _LVM_QEMU.fullmatch(name)
+        yield _Named(file, name, "sd" if qemu is not None and _is_kept(qemu[1], SCSI_SERIAL_CHARS, manifest) else "lvm")
 
 
 def _kind(device: re.Match[str], manifest: VmManifest) -> str:
     """How it is named. A disk that has its serial number here is found by that, on the bus of its name."""
     if (by_id := _BY_ID.fullmatch(device[0])) is not None:
         kind, chars = ("vd", OTHER_SERIAL_CHARS) if by_id[1] == "virtio-" else ("sd", SCSI_SERIAL_CHARS)
-        if any(disk.serial is not None and disk.serial[:chars] == by_id[2] for disk in manifest.disks):
+        if _is_kept(by_id[2], chars, manifest):
             return kind
     return device[1] or device[2]
+
+
+def _is_kept(serial: str, chars: int, manifest: VmManifest) -> bool:
+    return any(disk.serial is not None and disk.serial[:chars] == serial for disk in manifest.disks)
 
 
 def are_as_scsi(manifest: VmManifest) -> bool:
     return any(concern.id == NAMED_AS_SCSI for concern in manifest.concerns)
 
 
-def _named_as_scsi(devices: str) -> Concern:
+def _files(named: Iterable[_Named]) -> str:
+    files = sorted({one.file for one in named})
+    return f"{', '.join(files[:-1])} and {files[-1]} name" if len(files) > 1 else f"{files[0]} names"
+
+
+def _devices(named: Iterable[_Named]) -> str:
+    return in_short(sorted({one.device for one in named}))
+
+
+def _remedy(named: Iterable[_Named]) -> str:
+    files = sorted({one.file for one in named})
+    others = [file for file in files if not file.startswith(_LVM)]
+    by_uuid = f"Write UUID= into the guest's {' and '.join(others)} (blkid shows it)."
+    return " ".join([*([by_uuid] if others else []), *([_LVM_REMEDY] if others != files else [])])
+
+
+_LVM_REMEDY = (
+    "Let the guest's LVM use all disks: use_devicesfile = 0 and no filter in /etc/lvm/lvm.conf, then dracut -f (or "
+    "update-initramfs -u)."
+)
+
+
+def _named_as_scsi(named: list[_Named]) -> Concern:
     return Concern(
         id=NAMED_AS_SCSI,
         category="Information",
         label="Disks named by their device",
-        assessment=f"The guest's /etc/fstab names {devices}. So its disks come by SCSI, where they are called so; by virtio it "
-        "would not find them, and stop in emergency mode.",
-        remedy="Write UUID= into the guest's /etc/fstab (blkid shows it). Then target.disk_bus may be virtio.",
+        assessment=f"The guest's {_files(named)} {_devices(named)}. So its disks come by SCSI, where they are called so; by "
+        "virtio it would not find them, and stop in emergency mode.",
+        remedy=f"{_remedy(named)} Then target.disk_bus may be virtio.",
     )
 
 
-def _named_otherwise(kind: str, devices: str) -> Concern:
+def _named_otherwise(kind: str, named: list[_Named]) -> Concern:
     return Concern(
         id=f"{_PREFIX}{kind}",
         category="Warning",
         label="Disks named by a device that is not here",
-        assessment=f"The guest's /etc/fstab names {devices}, and no disk is called so here: it waits for them, and then stops "
-        "in emergency mode, unless they have the option nofail.",
-        remedy="Write UUID= into the guest's /etc/fstab (blkid shows it), at the source or here on its console.",
+        assessment=f"The guest's {_files(named)} {_devices(named)}, and no disk is called so here: it waits for them, and then "
+        "stops in emergency mode, unless they have the option nofail, or are swap, which it does without.",
+        remedy=f"{_remedy(named)[:-1]}, at the source or here on its console.",
+    )
+
+
+def _listed_by_lvm(named: list[_Named]) -> Concern:
+    return Concern(
+        id=LISTED_BY_LVM,
+        category="Warning",
+        label="LVM looks for disks that are not here",
+        assessment=f"The guest's {_files(named)} {_devices(named)}, and no disk is called so here: LVM may leave the volumes "
+        "on them off, and the guest then stops in emergency mode, or in its initramfs.",
+        remedy=f"At the source: {_LVM_REMEDY[0].lower()}{_LVM_REMEDY[1:]} Or have the guest converted, which takes the list of "
+        "devices away (conversion: always). Here on its console: vgimportdevices --all, then dracut -f.",
     )

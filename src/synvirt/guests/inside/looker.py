@@ -26,7 +26,7 @@ import pyregf  # noqa: F401 - imported before the cage closes
 from synvirt.blocks import DiskReader, Extent
 from synvirt.cage import Cage, enter
 from synvirt.errors import DiskReadFailed, SynvirtError
-from synvirt.guests.inside import linux_facts, lvm, mirrors, superblocks, windows_facts
+from synvirt.guests.inside import linux_devices, linux_facts, lvm, mirrors, superblocks, windows_facts
 from synvirt.guests.inside.btrfs.subvolumes import Btrfs
 from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT, newest
 from synvirt.guests.inside.files import Files, NtfsFiles, UnixFiles
@@ -116,10 +116,10 @@ class Overlay:
         self._reader.close()
 
 
-def volumes(disks: Sequence[Disk | Overlay], unread: dict[str, str]) -> list[tuple[str, Bytes]]:
-    """Disks, partitions and logical volumes that may hold a file system, each with its place. Adds to `unread`."""
+def volumes(disks: Sequence[Disk | Overlay], held: list[lvm.Physical], unread: dict[str, str]) -> list[tuple[str, Bytes]]:
+    """Disks, partitions and logical volumes that may hold a file system, each with its place. Adds physical volumes to `held`,
+    and to `unread`."""
     found: list[tuple[str, Bytes]] = []
-    held: list[lvm.Physical] = []
     parts = [
         (f"disk {number} from byte {start} on", Window(disk, start))
         for number, disk in enumerate(disks, 1)
@@ -188,7 +188,9 @@ def _of_btrfs(parts: Sequence[Bytes]) -> Iterator[Files]:
         yield UnixFiles(place)
 
 
-def _facts_of(where: str, parts: Sequence[Bytes], unread: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def _facts_of(
+    where: str, parts: Sequence[Bytes], held: Sequence[lvm.Physical], unread: dict[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Facts of the file system, and of the system on it, which may be none. Where there is something that was not read, why."""
     of_itself: dict[str, str] = {}
     try:
@@ -202,7 +204,8 @@ def _facts_of(where: str, parts: Sequence[Bytes], unread: dict[str, str]) -> tup
             for files in places:
                 facts = windows_facts.facts_of(files) if files.is_ntfs else linux_facts.facts_of(files)
                 if facts:
-                    return of_itself, facts
+                    names = {one.name for one in held}
+                    return of_itself, facts if files.is_ntfs else dict(linux_devices.devices_of(files, names)) | facts
     except SynvirtError as error:
         unread[where] = f"its file system cannot be read: {error.detail}"
     except _DAMAGE:
@@ -215,8 +218,9 @@ def facts(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
     system: dict[str, str] = {}
     file_systems: dict[str, str] = {}
     unread: dict[str, str] = {}
-    for where, parts in _together(volumes(disks, unread)):
-        of_itself, found = _facts_of(where, parts, unread)
+    held: list[lvm.Physical] = []
+    for where, parts in _together(volumes(disks, held, unread)):
+        of_itself, found = _facts_of(where, parts, held, unread)
         file_systems |= of_itself
         system = system or found
     if disks and not system and not unread:
