@@ -72,6 +72,17 @@ def test_a_linux_that_names_its_disks_by_their_devices_gets_the_bus_that_has_suc
     assert "/dev/sdb1" in concern.assessment
 
 
+def test_a_linux_with_settings_for_a_network_card_by_its_name_is_noted(house: House) -> None:
+    """It boots, and has no network."""
+    house.disks_say = {"mount /": "UUID=0b ext4", "configures eth0": "/etc/network/interfaces"}
+    house.platform.add_vm(VM, {"disk-0": b"boot" * KIB})
+    job = house.run(house.intake.submit(live_plan("Cold")).id)
+    assert job.state == State.COMPLETED
+    assert job.manifest is not None
+    (concern,) = (one for one in job.manifest.concerns if one.id == "card-names")
+    assert "eth0 (/etc/network/interfaces)" in concern.assessment
+
+
 def test_the_plan_decides_the_bus_of_a_linux_that_names_its_disks_by_their_devices(house: House) -> None:
     house.disks_say = {"mount /data": "/dev/sdb1 xfs"}
     assert outcomes(run(house, target={"disk_bus": "virtio"}).boot_attempts) == [("virtio", "agent", False)]

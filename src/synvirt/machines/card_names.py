@@ -1,6 +1,14 @@
-"""What a Linux calls a network card by its place at its source (systemd.net-naming-scheme(7)). Pure."""
+"""What a Linux calls a network card by its place at its source (systemd.net-naming-scheme(7)), and whether it needs that name.
+Pure."""
 
+from collections.abc import Mapping
 from typing import Final
+
+from synvirt.model.machine import Concern, VmManifest
+from synvirt.nearest import in_short
+
+NAMED_OTHERWISE: Final = "card-names"
+_FACT: Final = "configures "
 
 # VirtualBox' places of its eight adapters on bus 0, which has no slots (its ConsoleImpl2.cpp).
 _VIRTUALBOX: Final = (3, 8, 9, 10, 16, 17, 18, 19)
@@ -30,3 +38,27 @@ def vmware(number: int | None) -> str | None:
 def virtualbox(adapter: int) -> str | None:
     """By the adapter's number, from 0."""
     return on_bus(0, _VIRTUALBOX[adapter]) if 0 <= adapter < len(_VIRTUALBOX) else None
+
+
+def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
+    """The manifest of a Linux guest with a concern, where it has settings for a network card by a name that none has here.
+    `facts`: of its disks (model/facts.py). Of a guest whose cards all have known names nothing is said: settings for others are
+    left from another time."""
+    kept = {nic.linux_name for nic in manifest.nics}
+    found = {name: value for fact, value in facts.items() if (name := fact.removeprefix(_FACT)) != fact and name not in kept}
+    others = tuple(one for one in manifest.concerns if one.id != NAMED_OTHERWISE)
+    concerns = [_named_otherwise(found)] if found and None in kept else []
+    return manifest.model_copy(update={"concerns": (*others, *concerns)})
+
+
+def _named_otherwise(found: Mapping[str, str]) -> Concern:
+    files = sorted({file for value in found.values() for file in value.split(", ")})
+    return Concern(
+        id=NAMED_OTHERWISE,
+        category="Warning",
+        label="Network cards named otherwise",
+        assessment=f"The guest has settings for {in_short(sorted(found))} ({in_short(files)}), and a network card may have "
+        "another name here: then it gets no address.",
+        remedy="Have it find the card by its MAC address, which is kept, at the source or here on its console: match: "
+        "macaddress (netplan), MACAddress= (systemd), mac-address= instead of interface-name= (NetworkManager).",
+    )

@@ -21,7 +21,7 @@ from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLAIMED_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
-from synvirt.machines import boot_entries, disk_names
+from synvirt.machines import boot_entries, card_names, disk_names
 from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import LATER_S, at_source
 from synvirt.model.job import BootAttempt, Domain, Migration
@@ -127,12 +127,12 @@ def readable(volumes: Sequence[Volume]) -> list[str] | None:
 
 async def _note_names(job: Job, volumes: list[Volume]) -> None:
     """Notes how a Linux itself names its disks, by which the ladder begins: one that does not find them all boots far enough to
-    show signs of life, and stops a minute later. Nothing is noted of volumes that are no files or devices here, or not complete
-    yet."""
+    show signs of life, and stops a minute later. Its network cards, too: one that it does not find gets no address. Nothing is
+    noted of volumes that are no files or devices here, or not complete yet."""
     if job.manifest.guest_os.family != "linux" or (paths := readable(volumes)) is None:
         return
     facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, paths))
-    noted = disk_names.noted(job.manifest, facts)
+    noted = card_names.noted(disk_names.noted(job.manifest, facts), facts)
     if noted != job.manifest:
         await job.change(manifest=noted)
 

@@ -5,6 +5,7 @@
     disk KEY, card MAC, addresses of MAC, file system MOUNT, route TO, listens on PROTOCOL PORT, service UNIT, user NAME,
     application NAME                                                 of a running guest
     enabled UNIT, mount PLACE, network file PATH, volume WHERE       of what its disks say
+    configures NAME                                                  a network card that files configure by its name: which
     finds FILE WHAT                                                  a device by which it finds a disk, as that file has it
     not read WHERE                                                   a part of its disks that cannot be read here, and why
 

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from synvirt.guests.inside import linux_cards
 from synvirt.guests.inside.files import Files
 from synvirt.kvm.agent_facts import passwd
 from synvirt.model.facts import several, short
@@ -39,7 +40,8 @@ def facts_of(files: Files) -> dict[str, str]:
         found["system"] = short(pretty)
     if zone := _time_zone(files):
         found["time zone"] = short(zone)
-    return found | dict(_mounts(files.read("/etc/fstab") or "")) | users | dict(_enabled(files)) | dict(_network(files))
+    found |= dict(_mounts(files.read("/etc/fstab") or "")) | users | dict(_enabled(files)) | dict(_network(files))
+    return found | dict(linux_cards.cards_of(files))
 
 
 def _settings(text: str) -> dict[str, str]:

@@ -1,0 +1,113 @@
+"""The network cards that a Linux guest's own files configure by their names: facts «configures NAME». Pure, over Files.
+
+Formats: netplan(5), interfaces(5), systemd.network(5), nm-settings-keyfile(5), ifcfg of Red Hat and of SUSE; and what gives a
+card a name by its MAC address: udev(7), systemd.link(5). Such names count for nothing, as MAC addresses are kept.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from synvirt.guests.inside.files import Files
+from synvirt.model.facts import several, short
+
+# Names that a kernel or systemd gives (systemd.net-naming-scheme(7)); a VLAN's begins with its card's.
+_NAME: Final = re.compile(r"(?<![\w.:/-])(?:eth\d{1,3}|en(?:o|s|X)\d{1,9}(?:f\d+)?|enp\d{1,3}s\d{1,3}(?:f\d+)?)(?![\w-])")
+_IFCFG: Final = "/etc/sysconfig/network-scripts/"
+_IFCFG_SUSE: Final = "/etc/sysconfig/network/"
+_MAC_ADDRESS: Final = re.compile(r"(?mi)^\s*(?:Permanent)?MACAddress\s*=")
+_LINK_NAME: Final = re.compile(r"(?m)^\s*Name\s*=\s*(\S+)")
+_RULE_NAME: Final = re.compile(r'(?m)^(?=[^#\n]*ATTRS?\{address\}\s*==)[^#\n]*\bNAME\s*:?=\s*"([^"]+)"')
+# Where systemd's names come from, and what turns them off.
+_DEFAULT_LINKS: Final = ("/usr/lib/systemd/network/99-default.link", "/lib/systemd/network/99-default.link")
+_MASKS: Final = ("/etc/systemd/network/99-default.link", "/etc/udev/rules.d/80-net-setup-link.rules")
+_COMMAND_LINES: Final = ("/etc/default/grub", "/etc/kernel/cmdline", "/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
+_KERNELS_OWN: Final = re.compile(r"(?m)^[^#\n]*\bnet\.ifnames=0\b")
+
+
+def cards_of(files: Files) -> Iterator[tuple[str, str]]:
+    """The facts: each name with the files that have it. None, where the kernel's own names are used, as it counts the cards."""
+    if not any(files.read(path) is not None for path in _DEFAULT_LINKS) or _are_kernels_own(files):
+        return
+    by_mac = set(_named_by_mac(files))
+    found: dict[str, set[str]] = {}
+    for path, names in _configured(files):
+        for name in names:
+            if name not in by_mac:
+                found.setdefault(name, set()).add(short(path))
+    for name, paths in found.items():
+        yield f"configures {name}", several(paths)
+
+
+def _are_kernels_own(files: Files) -> bool:
+    if any(files.target(path) == "/dev/null" for path in _MASKS):
+        return True
+    return any(_KERNELS_OWN.search(files.read(path) or "") for path in _COMMAND_LINES)
+
+
+def _named_by_mac(files: Files) -> Iterator[str]:
+    for path in _in(files, "/etc/udev/rules.d/", ".rules"):
+        yield from _RULE_NAME.findall(files.read(path) or "")
+    for path in _in(files, "/etc/systemd/network/", ".link"):
+        text = files.read(path) or ""
+        if _MAC_ADDRESS.search(text):
+            yield from _LINK_NAME.findall(text)
+
+
+def _in(files: Files, folder: str, ending: str) -> list[str]:
+    return [folder + name for name in sorted(files.names(folder)) if name.endswith(ending)]
+
+
+def _lines(pattern: str) -> Callable[[str], list[str]]:
+    """The names in what that pattern captures of each line that is no comment."""
+    wanted = re.compile(rf"(?m)^\s*{pattern}")
+    return lambda text: [name for found in wanted.findall(text) for name in _NAME.findall(found)]
+
+
+def _netplan(text: str) -> list[str]:
+    """Keys of mappings whose block says no MAC address."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        key, colon, _ = line.strip().partition(":")
+        name = key.strip("\"'")
+        if not colon or not _NAME.fullmatch(name):
+            continue
+        block: list[str] = []
+        for other in lines[number + 1 :]:
+            if _indent(other) <= _indent(line):
+                break
+            block.append(other)
+        if not any("macaddress:" in other for other in [line, *block]):
+            found.append(name)
+    return found
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _ifcfg(text: str) -> list[str]:
+    return [] if re.search(r"(?m)^\s*HWADDR\s*=", text) else _DEVICE(text)
+
+
+_DEVICE: Final = _lines(r"DEVICE\s*=\s*[\"']?(\S+?)[\"']?\s*$")
+_INTERFACES: Final = _lines(r"(?:auto|allow-[\w-]+|iface)\s+([^#\n]+)")
+# Of each folder, the ending of its files, and what finds names in one.
+_FORMATS: Final[tuple[tuple[str, str, Callable[[str], list[str]]], ...]] = (
+    ("/etc/netplan/", ".yaml", _netplan),
+    ("/etc/network/interfaces.d/", "", _INTERFACES),
+    ("/etc/systemd/network/", ".network", _lines(r"(?:Original)?Name\s*=\s*([^#\n]+)")),
+    ("/etc/NetworkManager/system-connections/", "", _lines(r"interface-name\s*=\s*([^#\n]+)")),
+    (_IFCFG, "", _ifcfg),
+)
+
+
+def _configured(files: Files) -> Iterator[tuple[str, list[str]]]:
+    yield "/etc/network/interfaces", _INTERFACES(files.read("/etc/network/interfaces") or "")
+    for folder, ending, names in _FORMATS:
+        for path in _in(files, folder, ending):
+            yield path, names(files.read(path) or "")
+    for path in _in(files, _IFCFG_SUSE, ""):
+        _, is_one, name = path.partition("/ifcfg-")
+        yield path, _NAME.findall(name) if is_one else []
