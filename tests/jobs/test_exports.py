@@ -29,7 +29,7 @@ from synvirt.jobs.exporting import ACTIVITY, LIVES, LOCK
 from synvirt.jobs.exports import ProcessExports, holder
 from synvirt.sizes import MIB
 from tests.drawn import drawn
-from tests.needs import need_root
+from tests.needs import need, need_root
 from tests.running.processes import until
 
 
@@ -358,9 +358,48 @@ def test_an_export_that_is_made_again_leaves_its_file_whole(tmp_path: Path) -> N
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no byte can be written
     try:
+        Activity(shared)  # what a guest runs from is served all the same
         with pytest.raises(OSError, match="File too large"):
-            Activity(shared)
+            Activity(tmp_path / "new")  # a copy would find nothing to look at
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert shared.stat().st_size == 16
     copy.take(1)
+
+
+_READS_ON_A_FULL_DISK = """
+import os, sys
+from pathlib import Path
+from synvirt.jobs.activity import Activity
+
+folder = Path(sys.argv[1])
+activity = Activity(folder / "activity")
+os.sync()  # what is written to the file from now on has a new place on the disk
+with (folder / "fill").open("wb", buffering=0) as file:
+    for size in (1 << 20, 4096, 1):
+        try:
+            while True:
+                file.write(os.urandom(size))
+        except OSError:
+            os.sync()
+for _ in range(20):
+    with activity.reading():
+        os.sync()
+"""
+
+
+def test_a_full_disk_does_not_end_what_a_guest_runs_from(tmp_path: Path) -> None:
+    """The note of the guest's reads was a mapped page, which Btrfs must give a new place: the exporter ended by SIGBUS, at the
+    guest's next read, and so did each one that took its place."""
+    need_root("mount")
+    image, folder = tmp_path / "image", tmp_path / "mounted"
+    with image.open("wb") as file:
+        file.truncate(128 * MIB)
+    folder.mkdir()
+    subprocess.run([need("mkfs.btrfs", "btrfs-progs"), "-q", "-M", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
+    try:
+        done = subprocess.run([sys.executable, "-P", "-c", _READS_ON_A_FULL_DISK, folder], check=False)
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    assert done.returncode == 0

@@ -8,8 +8,9 @@ import os
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from synvirt.blocks import DiskReader, Extent
@@ -26,14 +27,19 @@ _LOOK_EVERY_S = 0.005
 
 
 class Activity:
-    """The writer's end. Safe from several threads."""
+    """The writer's end. Safe from several threads. It is written by calls and not by a map: a page of a map that a full disk
+    does not take, as on Btrfs, would end the process, and with it the disks of a guest (SIGBUS)."""
 
     def __init__(self, path: Path) -> None:
         # A file that is there is not cut off first: a copy that has mapped it would be killed at its next look (SIGBUS).
-        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
-            file.write(bytes(_FORM.size))
-            self._shared = mmap.mmap(file.fileno(), _FORM.size)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        weakref.finalize(self, os.close, self._file)
         self._lock, self._under_way = threading.Lock(), 0
+        try:
+            os.pwrite(self._file, bytes(_FORM.size), 0)
+        except OSError:
+            if os.fstat(self._file).st_size < _FORM.size:
+                raise
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -47,7 +53,8 @@ class Activity:
     def _note(self, more: int) -> None:
         with self._lock:
             self._under_way += more
-            _FORM.pack_into(self._shared, 0, time.monotonic_ns(), self._under_way)
+            with suppress(OSError):  # the copy only does not see it
+                os.pwrite(self._file, _FORM.pack(time.monotonic_ns(), self._under_way), 0)
 
 
 class Noticed:
