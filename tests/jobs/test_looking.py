@@ -1,5 +1,6 @@
 """Files are looked into by a child of their own, in a cage: it answers as a reader here would, and misbehaving helps nobody."""
 
+import errno
 import os
 import select
 import signal
@@ -126,6 +127,63 @@ def test_what_is_no_answer_is_not_believed(bad: CagedLooking, imports: Path, ans
 def test_one_that_hangs_is_ended_in_time(bad: CagedLooking, imports: Path) -> None:
     with pytest.raises(DiskReadFailed, match="could not be inspected"):
         bad.ask(Look("inspect", imports, "web.ova", within_s=-4.5, vm="time.sleep(1000)"))
+
+
+_WITHOUT_ROOM = """
+import os, sys, tempfile
+from synvirt.jobs.inspecting import looker
+lacks = sys.argv.pop(1)
+def refused(*_):
+    raise BlockingIOError(11, os.strerror(11))
+if lacks == "a folder":
+    tempfile.tempdir = "/proc/self"  # takes no folder
+else:
+    setattr(os, lacks, refused)
+looker.main()
+"""
+
+
+@pytest.mark.parametrize("lacks", ["a folder", "fork", "pidfd_open"])
+def test_a_child_that_cannot_begin_is_said_to_be_that_and_ends_no_other(imports: Path, lacks: str) -> None:
+    """The looker ended, with all inspections under way, and of each it was only said that it does not run."""
+    wanted = Look("inspect", imports, "web.ova", within_s=60, programs=lacks == "a folder")
+    bad = CagedLooking(("-P", "-c", _WITHOUT_ROOM, lacks))
+    try:
+        bad.begin()
+        with pytest.raises(Internal, match=r"web\.ova cannot be inspected now: (No such file|Resource temporarily)") as failed:
+            bad.ask(wanted)
+        assert "TasksMax" in str(failed.value.hint)
+        assert bad._started is not None
+        assert not bad._started.is_gone()
+    finally:
+        bad.close()
+
+
+@pytest.mark.parametrize("wanting", ["socketpair", "Popen"])
+def test_a_service_that_lacks_descriptors_or_processes_says_so(
+    imports: Path, monkeypatch: pytest.MonkeyPatch, wanting: str
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    looking = CagedLooking()
+    monkeypatch.setattr(socket if wanting == "socketpair" else subprocess, wanting, refused)
+    with pytest.raises(Internal, match="cannot be inspected now: Too many open files"):
+        looking.inspect(imports, "web.ova")
+    monkeypatch.undo()
+    looking.close()
+
+
+def test_a_host_that_does_not_confine_a_child_is_not_the_file_s_fault(imports: Path) -> None:
+    cannot = (
+        "import errno\nfrom synvirt.jobs.inspecting import looker\ndef no(_):\n    raise OSError(errno.ENOMEM, 'Landlock')\n"
+    )
+    bad = CagedLooking(("-P", "-c", f"{cannot}looker.enter = no\nlooker.main()"))
+    try:
+        with pytest.raises(Internal, match="not confined: Landlock"):
+            bad.inspect(imports, "web.ova")
+    finally:
+        bad.close()
 
 
 def test_a_child_has_nothing_open_but_its_own(bad: CagedLooking, imports: Path) -> None:

@@ -15,9 +15,9 @@ from synvirt import xml_document
 from synvirt.backups.restores.domain import foreign, read_here
 from synvirt.backups.service import Backups
 from synvirt.cage import Network
-from synvirt.errors import BackupBadRequest, BackupImmutable, Internal, RepositoryDamaged
+from synvirt.errors import BackupBadRequest, BackupImmutable, Internal, RepositoryDamaged, SynvirtError
 from synvirt.jobs.inspecting import looker
-from synvirt.jobs.inspecting.look import Look
+from synvirt.jobs.inspecting.look import Look, ReaderKilled
 from synvirt.jobs.inspecting.looking import CagedLooking
 from synvirt.jobs.inspecting.points import CagedPoints
 from synvirt.repository import garbage, peer_needs
@@ -157,11 +157,13 @@ def test_what_misbehaves_fails_and_the_next_point_is_read(bad: CagedPoints, tmp_
     assert isinstance(bad.manifests([made()])[0], Manifest)
 
 
-def test_one_that_breaks_its_reader_hides_no_other(bad: CagedPoints) -> None:
-    broken = Unread(str(uuid4()), b"do os.abort()", b"")
+@pytest.mark.parametrize(("does", "error"), [("os.abort()", RepositoryDamaged), ("os.kill(os.getpid(), 9)", ReaderKilled)])
+def test_one_that_breaks_its_reader_hides_no_other(bad: CagedPoints, does: str, error: type[SynvirtError]) -> None:
+    """One whose reader was killed, as memory was short, is not damaged."""
+    broken = Unread(str(uuid4()), f"do {does}".encode(), b"")
     first, second, third = bad.manifests([made(), broken, made()])
     assert (isinstance(first, Manifest), isinstance(third, Manifest)) == (True, True)
-    assert isinstance(second, RepositoryDamaged)
+    assert isinstance(second, error)
     assert broken.point_id in second.detail
 
 

@@ -45,6 +45,11 @@ STOP_POLL_S = 0.1
 # The most bytes of a line. A message has a few hundred.
 LINE_BYTES_MAX = 1 << 20
 STDERR_KEPT_CHARS = 2000
+# What to do where the system refuses a process, a descriptor or memory.
+NO_MORE_HINT = (
+    "this host or the service has too many processes or open files, or too little memory: TasksMax, LimitNOFILE and MemoryMax "
+    "of its unit"
+)
 # The service's environment may hold secrets; a worker reads hostile images.
 ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH")
 
@@ -144,11 +149,7 @@ async def _child(silence_s: float) -> asyncio.subprocess.Process:
             start_new_session=True,
         )
     except OSError as error:
-        raise WorkerDied(
-            f"a worker cannot be started: {error.strerror}",
-            hint="this host or the service has too many processes or open files, or too little memory: TasksMax, LimitNOFILE "
-            "and MemoryMax of its unit",
-        ) from error
+        raise WorkerDied(f"a worker cannot be started: {error.strerror}", hint=NO_MORE_HINT) from error
 
 
 class _Process:

@@ -22,7 +22,7 @@ from uuid import UUID
 from blake3 import blake3
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from synvirt.errors import RepositoryDamaged
+from synvirt.errors import RepositoryDamaged, SynvirtError
 from synvirt.model.values import Bytes, Model, Time
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES, KeyRing, Keys
 from synvirt.sizes import MIB
@@ -151,11 +151,11 @@ class Unread:
 
 
 class Reading(Protocol):
-    """Parses manifests: gives each one's content, or its error, in the given order. Manifests may be hostile: a service lets a
-    confined child parse them (jobs/inspecting/points.py)."""
+    """Parses manifests: gives each one's content, or its error, in the given order: RepositoryDamaged, or another that says
+    nothing of it. Manifests may be hostile: a service lets a confined child parse them (jobs/inspecting/points.py)."""
 
-    def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]: ...
-    def shown(self, many: Sequence[Unread]) -> list[Shown | RepositoryDamaged]: ...
+    def manifests(self, many: Sequence[Unread]) -> list[Manifest | SynvirtError]: ...
+    def shown(self, many: Sequence[Unread]) -> list[Shown | SynvirtError]: ...
 
 
 def chunks_of(size_bytes: int) -> int:
@@ -239,17 +239,17 @@ def _digest(shown: bytes, inside: bytes) -> str:
 class _Here:
     """Parses in this process: in a confined worker, or in the command line."""
 
-    def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]:
+    def manifests(self, many: Sequence[Unread]) -> list[Manifest | SynvirtError]:
         return [_or_wrong(read, one) for one in many]
 
-    def shown(self, many: Sequence[Unread]) -> list[Shown | RepositoryDamaged]:
+    def shown(self, many: Sequence[Unread]) -> list[Shown | SynvirtError]:
         return [_or_wrong(read_shown, one) for one in many]
 
 
 HERE = _Here()
 
 
-def _or_wrong(read: Callable[[Unread], Read], one: Unread) -> Read | RepositoryDamaged:
+def _or_wrong(read: Callable[[Unread], Read], one: Unread) -> Read | SynvirtError:
     try:
         return read(one)
     except RepositoryDamaged as error:
@@ -290,8 +290,8 @@ def _damaged(point_id: str, why: str) -> RepositoryDamaged:
     return RepositoryDamaged(f"the manifest of restore point {point_id} is damaged: {why}")
 
 
-def sound(found: Read | RepositoryDamaged) -> Read:
-    """The content that a `Reading` has read. Raises its RepositoryDamaged, if that is the result."""
-    if isinstance(found, RepositoryDamaged):
+def sound(found: Read | SynvirtError) -> Read:
+    """The content that a `Reading` has read. Raises its error, if that is the result."""
+    if isinstance(found, SynvirtError):
         raise found
     return found

@@ -238,7 +238,7 @@ class Repository:
 
         for batch in manifests.in_batches(unread()):
             for one, found in zip(batch, self._reading.manifests(batch), strict=True):
-                yield UUID(one.point_id), found if isinstance(found, RepositoryDamaged) else (one, found)
+                yield UUID(one.point_id), found if isinstance(found, SynvirtError) else (one, found)
         yield from failed
 
     def shown_all(self, point_ids: Iterable[UUID]) -> Iterator[Shown]:

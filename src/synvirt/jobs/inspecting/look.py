@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from synvirt.disks.roots import Root
+from synvirt.errors import Internal
 from synvirt.remote import Remote
 from synvirt.sizes import GIB, MIB
 
@@ -23,8 +24,14 @@ ORDER_BYTES_MAX = 65 * MIB
 ANSWER_BYTES_MAX = 32 * MIB
 # What the service sends with the two sockets of a question.
 PLAIN, WITH_PROGRAMS = b"-", b"p"
+# What the looker answers of a question: the child's pidfd comes with it; or why there is no child, up to its end.
+BEGUN, NOT_BEGUN = b"p", b"n"
 # The child's exit code when it has used all the memory that it may.
 OUT_OF_MEMORY = 3
+
+
+class ReaderKilled(Internal):
+    """The child was killed from outside, mostly as memory was short. That says nothing of what it read."""
 
 
 @dataclass(frozen=True, slots=True)

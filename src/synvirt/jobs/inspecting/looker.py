@@ -25,9 +25,18 @@ from synvirt import programs
 from synvirt.cage import Cage, Network, enter
 from synvirt.cage.scratch import scratch_folder
 from synvirt.disks.roots import connected
-from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
+from synvirt.errors import Internal, SynvirtError, UnsupportedFormat, cause_of
 from synvirt.jobs.inspecting import points
-from synvirt.jobs.inspecting.look import CPU_S, MEMORY_BYTES, ORDER_BYTES_MAX, OUT_OF_MEMORY, WITH_PROGRAMS, Look
+from synvirt.jobs.inspecting.look import (
+    BEGUN,
+    CPU_S,
+    MEMORY_BYTES,
+    NOT_BEGUN,
+    ORDER_BYTES_MAX,
+    OUT_OF_MEMORY,
+    WITH_PROGRAMS,
+    Look,
+)
 from synvirt.jobs.orders import OpenedBeneath
 from synvirt.model.kinds import OfflineKind
 from synvirt.offline import browsing
@@ -122,8 +131,13 @@ def child(channel: socket.socket, folder: str | None, answered: Callable[[Look],
         os.environ["TMPDIR"] = folder
     programs.forbidden = not look.programs
     signal.alarm(int(look.within_s) + ALARM_LATER_S)
-    enter(cage_of(look, folder))
-    answer = answered(look)
+    answer: dict[str, Any]
+    try:
+        enter(cage_of(look, folder))
+    except OSError as error:  # of this host, not of the file
+        answer = {"error": _problem(Internal(f"the process that inspects files is not confined: {cause_of(error)}"))}
+    else:
+        answer = answered(look)
     if programs.refused:
         answer = {"needs_programs": programs.refused[:1]}
     channel.sendall(json.dumps(answer).encode())
@@ -166,15 +180,54 @@ def serve(control: socket.socket, live: Callable[[socket.socket, str | None], No
                         os.kill(one.pid, signal.SIGKILL)
                     _remove(one)
                 return
-            pidfd, one = _begun(message, descriptors, live)
-            running[pidfd] = one
-            poll.register(pidfd, select.POLLIN)
+            if (begun := _begun(message, [socket.socket(fileno=descriptor) for descriptor in descriptors], live)) is not None:
+                pidfd, one = begun
+                running[pidfd] = one
+                poll.register(pidfd, select.POLLIN)
 
 
-def _begun(message: bytes, descriptors: list[int], live: Callable[[socket.socket, str | None], None]) -> tuple[int, _Running]:
-    channel, status = (socket.socket(fileno=descriptor) for descriptor in descriptors)
-    closing = ExitStack()
-    folder = str(closing.enter_context(scratch_folder("look"))) if message == WITH_PROGRAMS else None
+def _begun(
+    message: bytes, sockets: list[socket.socket], live: Callable[[socket.socket, str | None], None]
+) -> tuple[int, _Running] | None:
+    """None, where there is no room for its folder, or the system has no more processes, descriptors or memory: it is answered
+    why, and the children under way go on."""
+    with ExitStack() as failing:
+        for one in sockets:
+            failing.enter_context(one)
+        if len(sockets) != 2:  # there were not enough descriptors for them
+            return None
+        channel, status = sockets
+        try:
+            begun = _forked(message, channel, status, live)
+        except OSError as error:
+            with suppress(OSError):
+                status.sendall(NOT_BEGUN + cause_of(error).encode())
+            return None
+        failing.pop_all()
+    channel.close()
+    return begun
+
+
+def _forked(
+    message: bytes, channel: socket.socket, status: socket.socket, live: Callable[[socket.socket, str | None], None]
+) -> tuple[int, _Running]:
+    with ExitStack() as held:
+        folder = str(held.enter_context(scratch_folder("look"))) if message == WITH_PROGRAMS else None
+        pid = _child(channel, folder, live)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        closing = held.pop_all()
+    with suppress(OSError):  # the asking service has gone
+        socket.send_fds(status, [BEGUN], [pidfd])
+    return pidfd, _Running(pid, status, folder, closing)
+
+
+def _child(channel: socket.socket, folder: str | None, live: Callable[[socket.socket, str | None], None]) -> int:
+    """Its number. In the child this does not return."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -184,11 +237,7 @@ def _begun(message: bytes, descriptors: list[int], live: Callable[[socket.socket
         except BaseException:
             os._exit(1)
         os._exit(0)
-    channel.close()
-    pidfd = os.pidfd_open(pid)
-    with suppress(OSError):  # the asking service has gone
-        socket.send_fds(status, [b"p"], [pidfd])
-    return pidfd, _Running(pid, status, folder, closing)
+    return pid
 
 
 def _ended(pidfd: int, one: _Running) -> None:

@@ -3,7 +3,8 @@ checked before it is used.
 
     inspect(…) ─▶ a caged child ─▶ an answer ─▶ checked: its form, its size, and that all its files are under the root
 
-Blocking code, from any thread. If a child breaks, or takes too long or too much memory, that is an error of the file.
+Blocking code, from any thread. If a child breaks, or takes too long or too much memory, that is an error of the file; not if
+it is killed, or cannot be begun.
 """
 
 import json
@@ -36,10 +37,19 @@ from synvirt.disks.specs import (
     RawSpec,
     XvaSpec,
 )
-from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, SourceUnreachable, SynvirtError, from_code
-from synvirt.jobs.inspecting.look import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY, PLAIN, WITH_PROGRAMS, Look
+from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, SourceUnreachable, SynvirtError, cause_of, from_code
+from synvirt.jobs.inspecting.look import (
+    CPU_S,
+    MEMORY_BYTES,
+    NOT_BEGUN,
+    OUT_OF_MEMORY,
+    PLAIN,
+    WITH_PROGRAMS,
+    Look,
+    ReaderKilled,
+)
 from synvirt.jobs.orders import OpenedBeneath
-from synvirt.jobs.process import ENVIRONMENT
+from synvirt.jobs.process import ENVIRONMENT, NO_MORE_HINT
 from synvirt.model.files import HostFolder, Inspection
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import VmManifest
@@ -58,6 +68,7 @@ GRACE_S = 5.0
 AT_ONCE = 16
 # Seconds for the looker's start: it imports all that inspections need, on a busy machine.
 START_WITHIN_S = 120.0
+CAUSE_BYTES_MAX = 500
 ENDS_WITHIN_S = 10.0
 # The specs that an importer may answer: kinds that read files under the root.
 _BENEATH = (RawSpec, ImageSpec, QemuSpec, GzipSpec, JoinedSpec, BlankSpec, XvaSpec, ChecksumSpec)
@@ -138,6 +149,8 @@ class CagedLooking:
             except _LookerGone as error:
                 if last:
                     raise Internal("the inspection of files does not run", hint="see the service's log") from error
+            except OSError as error:  # of a process or a socket of ours
+                raise _not_begun(look, cause_of(error)) from error
         raise AssertionError
 
     def _looker_now(self) -> "_Looker":
@@ -273,7 +286,8 @@ class _Looker:
     def __init__(self, looker: tuple[str, ...]) -> None:
         """Returns when it is ready. _LookerGone."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with ExitStack() as failing, theirs:
+            failing.enter_context(ours)
             self._child = subprocess.Popen(
                 [sys.executable, *looker, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -283,6 +297,7 @@ class _Looker:
                 env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
                 start_new_session=True,
             )
+            failing.pop_all()
         self._control = ours
         self._sending = threading.Lock()
         ours.settimeout(START_WITHIN_S)
@@ -320,9 +335,11 @@ class _Looker:
             their_status.close()
             deadline = time.monotonic() + look.within_s + GRACE_S
             try:
-                pidfd = _pidfd(status)
+                pidfd, why_none = _pidfd(status)
             except OSError as error:
                 raise _LookerGone from error
+            if pidfd is None:
+                raise _not_begun(look, why_none)
             stack.callback(os.close, pidfd)
             stack.callback(_end, pidfd)
             content = _converse(channel, look.order(), deadline, look.answer_bytes_max)
@@ -333,12 +350,20 @@ class _Looker:
             return _parsed(content)
 
 
-def _pidfd(status: socket.socket) -> int:
+def _pidfd(status: socket.socket) -> tuple[int | None, str]:
+    """Of the child; or None, and why there is no child."""
     status.settimeout(START_WITHIN_S)
     message, descriptors, _, _ = socket.recv_fds(status, 1, 1)
+    if message == NOT_BEGUN:
+        return None, status.recv(CAUSE_BYTES_MAX).decode(errors="replace")
     if not message or not descriptors:
         raise OSError("the looker has ended")
-    return descriptors[0]
+    return descriptors[0], ""
+
+
+def _not_begun(look: Look, why: str) -> Internal:
+    hint = f"{NO_MORE_HINT}; or the folder of temporary files takes nothing: look at its free space"
+    return Internal(f"{Path(look.path).name} cannot be inspected now: {why}", hint=hint)
 
 
 def _converse(channel: socket.socket, order: bytes, deadline: float, most: int) -> bytes | None:
@@ -398,6 +423,12 @@ def _broken(look: Look, status: socket.socket) -> SynvirtError:
         how = f"inspecting it took over {CPU_S} s of processor time"
     elif code == OUT_OF_MEMORY:
         how = f"inspecting it took over {MEMORY_BYTES // MIB} MiB of memory"
+    elif code == -signal.SIGKILL:  # we end a child only once it has answered
+        _log.warning("a reader was killed", file=name)
+        return ReaderKilled(
+            f"{name} was not inspected to its end: the process that did it was killed",
+            hint="memory is short, on this host or in the service's unit (MemoryMax); then try it again",
+        )
     elif code < 0:
         how = f"it broke its reader (signal {-code})"
     else:

@@ -19,8 +19,8 @@ from xml.etree.ElementTree import Element
 from pydantic import BaseModel, ValidationError
 
 from synvirt import xml_document
-from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, RepositoryDamaged
-from synvirt.jobs.inspecting.look import Look
+from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, RepositoryDamaged, SynvirtError
+from synvirt.jobs.inspecting.look import Look, ReaderKilled
 from synvirt.repository import manifest as manifests
 from synvirt.repository.manifest import Manifest, Shown, Unread
 
@@ -45,14 +45,14 @@ class CagedPoints:
     def __init__(self, looking: Asking) -> None:
         self._looking = looking
 
-    def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]:
+    def manifests(self, many: Sequence[Unread]) -> list[Manifest | SynvirtError]:
         """The manifests. Their signatures and hashes are those that the service itself has found."""
         return [
-            found if isinstance(found, RepositoryDamaged) else found.read_from(one)
+            found if isinstance(found, SynvirtError) else found.read_from(one)
             for one, found in zip(many, self._read("manifests", many, Manifest, lambda found: found.shown.id), strict=True)
         ]
 
-    def shown(self, many: Sequence[Unread]) -> list[Shown | RepositoryDamaged]:
+    def shown(self, many: Sequence[Unread]) -> list[Shown | SynvirtError]:
         return self._read("shown", many, Shown, lambda found: found.id)
 
     def domain_xml(self, text: str) -> Element:
@@ -65,16 +65,16 @@ class CagedPoints:
 
     def _read(
         self, what: str, many: Sequence[Unread], model: type[Model], id_of: Callable[[Model], UUID]
-    ) -> list[Model | RepositoryDamaged]:
+    ) -> list[Model | SynvirtError]:
         if not many:
             return []
         name = f"the manifest of restore point {many[0].point_id}" if len(many) == 1 else f"{len(many)} manifests"
         contents = tuple(part for one in many for part in (one.point_id.encode(), one.shown, one.inside or b""))
         try:
             answers = self._looking.ask(Look(what, None, name, WITHIN_S, contents=contents))
-        except (MalformedArchive, DiskReadFailed) as error:
+        except (MalformedArchive, DiskReadFailed, ReaderKilled) as error:
             if len(many) == 1:
-                return [RepositoryDamaged(error.detail, hint=error.hint)]
+                return [error if isinstance(error, ReaderKilled) else RepositoryDamaged(error.detail, hint=error.hint)]
             # One of them ended the child: now each is parsed alone.
             return [found for one in many for found in self._read(what, [one], model, id_of)]
         if not isinstance(answers, list) or len(answers) != len(many):
@@ -82,7 +82,7 @@ class CagedPoints:
         return [_believed(one, answer, model, id_of) for one, answer in zip(many, answers, strict=True)]
 
 
-def _believed(one: Unread, answer: Any, model: type[Model], id_of: Callable[[Model], UUID]) -> Model | RepositoryDamaged:
+def _believed(one: Unread, answer: Any, model: type[Model], id_of: Callable[[Model], UUID]) -> Model | SynvirtError:
     match answer:
         case {"damaged": str(why)}:
             return RepositoryDamaged(why)
@@ -130,9 +130,7 @@ def answered(what: str, contents: tuple[bytes, ...]) -> str:
     parts = iter(contents)
     many = [Unread(point_id.decode(), shown, inside) for point_id, shown, inside in zip(parts, parts, parts, strict=True)]
     read = manifests.HERE.manifests(many) if what == "manifests" else manifests.HERE.shown(many)
-    return json.dumps(
-        [{"damaged": one.detail} if isinstance(one, RepositoryDamaged) else one.model_dump_json() for one in read]
-    )
+    return json.dumps([{"damaged": one.detail} if isinstance(one, SynvirtError) else one.model_dump_json() for one in read])
 
 
 def _tree(element: Element) -> list[Any]:
