@@ -8,7 +8,6 @@ Besides `worker`, this is the only module that opens what an order names in a pr
 import contextlib
 import fcntl
 import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
 from synvirt.jobs.activity import Activity, Noticed
 from synvirt.jobs.exporting import ACTIVITY, LIVES, LOCK, SERVES, Exported, ExportOrder, cage_of_export
 from synvirt.jobs.wire import Broken
-from synvirt.jobs.worker import ADDRESS_SPACE_BYTES
+from synvirt.jobs.worker import limit_memory
 from synvirt.outgoing import permit
 from synvirt.repository.specs import PointSpec
 
@@ -40,7 +39,7 @@ _SERVED = b"\n"
 def main() -> int:
     """The parent's exit code: 0 once the disks are served; else 1, and why on stdout."""
     order = ExportOrder.from_line(sys.stdin.buffer.readline())
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    limit_memory()
     read_end, write_end = os.pipe()
     if os.fork() == 0:
         os.close(read_end)

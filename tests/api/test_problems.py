@@ -1,5 +1,6 @@
 """Every refusal is application/problem+json with a code, a detail that names what is wrong, and nothing of the host."""
 
+import errno
 import json
 import socket
 import sqlite3
@@ -176,6 +177,17 @@ def test_what_is_unexpected_tells_an_incident_and_nothing_else(tmp_path: Path) -
     [incident] = [entry for entry in logs if entry["event"] == "unexpected error"]
     assert incident["incident"] in body["detail"]
     assert SECRET in str(incident["exc_info"])
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "Too many open files", SECRET), RuntimeError("can't start new thread")], ids=str
+)
+def test_what_the_host_lacks_is_named(tmp_path: Path, error: Exception) -> None:
+    with structlog.testing.capture_logs():
+        body = _answer(tmp_path, error, 500, "E_MIG_INTERNAL")
+    assert "hunter2" not in str(body)
+    assert (getattr(error, "strerror", None) or str(error)) in body["detail"]
+    assert "LimitNOFILE" in body["hint"]
 
 
 def test_the_words_of_an_outside_program_stay_in_the_log(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Whatever happens, the points of before are whole, nothing half-made counts, and what was stored is not stored again.
 """
 
+import errno
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
 from synvirt.backups.runs import RunKind
+from synvirt.backups.trouble import trouble_of
 from synvirt.backups.under_way import UnderWay
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
@@ -378,3 +380,9 @@ def test_a_run_that_was_not_stored_is_not_run(house: House, monkeypatch: pytest.
     run = house.run(job)
     assert run.status == "completed"
     assert house.backups.runs.page(limit=9, cursor=None)[0] == [house.backups.runs.get(run.id)]
+
+
+def test_a_run_that_lacks_something_of_the_host_says_so() -> None:
+    found = trouble_of(OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/secret"))
+    assert (found.code, found.message) == ("E_BAK_INTERNAL", "the run cannot go on: Too many open files")
+    assert "LimitNOFILE" in (found.hint or "")

@@ -284,3 +284,18 @@ def test_a_disk_that_takes_nothing_is_no_mistake_of_the_program(capsys: pytest.C
     assert failed(OSError(number, os.strerror(number), "/data/keyring/tls.key")) == FAILED
     stderr = capsys.readouterr().err
     assert stderr.startswith(f"E_MIG_DISK_WRITE_FAILED: /data/keyring/tls.key cannot be written: {os.strerror(number)}\nhint: ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/x"), RuntimeError("can't start new thread")],
+    ids=["EMFILE", "thread"],
+)
+def test_a_host_that_has_no_more_of_something_is_no_mistake_of_the_program(
+    capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    assert failed(error) == FAILED
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("E_MIG_INTERNAL: this command cannot go on: ")
+    assert "ulimit" in stderr
+    assert "report it" not in stderr

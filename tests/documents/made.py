@@ -58,7 +58,8 @@ FIRST: dict[str, str] = {
     "E_MIG_PERSIST_FAILED": "Check the free space in {data_dir}, or the PostgreSQL server. Running jobs wait until it is back.",
     "E_MIG_SERVICE_UNREACHABLE": "An error of the command line, never of a job: no service listens there, or its certificate is not trusted. "
     "`synvirt serve`, or `systemctl status synvirt`; `--data-dir` and `--server` say which service is meant.",
-    "E_MIG_INTERNAL": "A bug of ours: send a `synvirt support-bundle` with the incident's number.",
+    "E_MIG_INTERNAL": "Where the hint says so, this host or the service lacks processes, open files or memory: raise its unit's "
+    "`TasksMax`, `LimitNOFILE` or `MemoryMax`. Else it is a bug of ours: send a `synvirt support-bundle` with the incident's number.",
     "E_BAK_BAD_REQUEST": "The detail names the field or the option. [backup.md](backup.md) says what a job, a repository and a restore take.",
     "E_BAK_NOT_FOUND": "`synvirt backup repositories`, `synvirt backup jobs`, `synvirt backup points` and `synvirt backup runs` show what there is. "
     "A point may have been removed by retention.",
@@ -66,7 +67,8 @@ FIRST: dict[str, str] = {
     "guest that runs or has snapshots. Ask again when that is over.",
     "E_BAK_BUSY": "Wait a moment and ask again; a run does so by itself.",
     "E_BAK_CANCELLED": "An operator asked for it. No restore point was made, and what a restore had made is gone; what is stored already is used by the next run.",
-    "E_BAK_INTERNAL": "A bug of ours: send a `synvirt support-bundle` with the incident's number.",
+    "E_BAK_INTERNAL": "Where the hint says so, this host or the service lacks processes, open files or memory: raise its unit's "
+    "`TasksMax`, `LimitNOFILE` or `MemoryMax`. Else it is a bug of ours: send a `synvirt support-bundle` with the incident's number.",
     "E_BAK_INTERRUPTED": "The service ended too often during the run, or in the middle of what cannot be continued. Find out why it ended "
     "(`journalctl -u synvirt`), then start the run again: what is stored is not stored twice.",
     "E_BAK_SOURCE_RUNNING": "The guest was started meanwhile, or has saved memory. Start the run again; saved memory goes when the guest is started, or by "

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.disks.specs import FileWriterSpec, QemuSpec
-from synvirt.errors import SynvirtError
+from synvirt.errors import Internal, SynvirtError
 from synvirt.jobs import process
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import Ended, WorkerDied
@@ -98,3 +99,58 @@ def test_nothing_stays_of_the_temporary_folder_of_a_worker_that_has_ended(
         asyncio.run(ended()).check()
     assert len(made) == 1
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+# One of the host's own troubles, in the worker alone.
+TROUBLES = {
+    "no thread": (
+        'import threading\n    def start(_):\n        raise RuntimeError("can\'t start new thread")\n'
+        "    threading.Thread.start = start"
+    ),
+    "no thread for the copy": (
+        "from synvirt.jobs import copying_disks\n    def copy(*_):\n"
+        "        raise copying_disks.Internal('the copy broke') from RuntimeError(\"can't start new thread\")\n"
+        "    copying_disks.copy_disks = copy"
+    ),
+    "no room": "import tempfile\n    tempfile.tempdir = '/proc/self'",
+}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "says", "hint"),
+    [
+        ("no thread", WorkerDied, "can't start new thread", "TasksMax"),
+        ("no thread for the copy", WorkerDied, "the copy broke: can't start new thread", "TasksMax"),
+        ("no room", Internal, "No such file or directory: '/proc/self/", "TMPDIR"),
+    ],
+)
+def test_a_worker_that_lacks_something_of_the_host_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, error: type[Internal], says: str, hint: str
+) -> None:
+    """It ended with «exit code 1», or failed its job at once, which a worker that cannot be started does not."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nif 'synvirt.worker' in sys.orig_argv:\n    {TROUBLES[trouble]}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    writer = FileWriterSpec(path=str(tmp_path / "volume"), size_bytes=512)
+    disk = DiskOrder(key="a", reader=QemuSpec(driver="qed", path=str(tmp_path / "image")), writer=writer)
+
+    async def ended() -> Ended:
+        async def heard(message: object) -> None: ...
+
+        async with process.started() as worker:
+            return await worker.carry_out(CopyOrder(disks=(disk,)), heard, lambda: False)
+
+    with pytest.raises(Internal) as failed:
+        asyncio.run(ended()).check()
+    assert (type(failed.value), says in failed.value.detail) == (error, True), failed.value.detail
+    assert hint in (failed.value.hint or "")
+
+
+def test_a_worker_may_have_less_memory_than_ours_take() -> None:
+    """A unit with LimitAS, or a user with `ulimit -v`: the limit cannot be raised again."""
+    code = "from synvirt.jobs.worker import limit_memory; import resource as r; limit_memory(); print(r.getrlimit(r.RLIMIT_AS))"
+    argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", code]
+    limits = (4 << 30, 4 << 30)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits)
+    )
+    assert (done.stdout.strip(), done.stderr) == (str(limits), "")

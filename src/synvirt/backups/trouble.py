@@ -17,6 +17,7 @@ from synvirt.backups.working import wait
 from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
 from synvirt.errors import Cancelled, HypervisorAway, PersistFailed, SynvirtError
 from synvirt.jobs.instant import AGAIN_S, is_started
+from synvirt.jobs.shortage import HINT, shortage_of
 from synvirt.repeating import pause_after
 
 # How long a run waits for what is away: a restore for its destination, every run for this host's libvirtd, which an update
@@ -37,7 +38,10 @@ def trouble_of(error: Exception) -> Trouble:
     """What a run shows of its failure. An error that is not ours is logged whole, and shown as an internal one."""
     if not isinstance(error, SynvirtError):
         _log.error("a backup run broke", exc_info=error)
-        error = errors.BackupInternal("something unexpected went wrong in the run; the service's log has it")
+        if (lacks := shortage_of(error)) is not None:
+            error = errors.BackupInternal(f"the run cannot go on: {lacks}", hint=HINT)
+        else:
+            error = errors.BackupInternal("something unexpected went wrong in the run; the service's log has it")
     # The nearest class that has another name here; an error of backups keeps its name.
     ours = next((_OF_BACKUPS[kind] for kind in type(error).__mro__ if kind in _OF_BACKUPS), errors.BackupInternal)
     code = error.code if error.code.startswith("E_BAK_") else ours.code

@@ -46,6 +46,14 @@ def _ours(error: Exception) -> SynvirtError:
         return DiskWriteFailed(what, hint="free some space there, or name another folder")
     if isinstance(error, OSError) and error.errno in _WRONG_PATH and error.filename is not None:
         return BadRequest(f"{error.filename} cannot be used: {error.strerror}")
+    from synvirt.jobs.shortage import shortage_of  # a command without errors does not need it
+
+    if (lacks := shortage_of(error)) is not None:
+        return Internal(
+            f"this command cannot go on: {lacks}",
+            hint="this host or its user has too many processes or open files, or too little memory: ulimit -u, -n, -v, and the "
+            "unit's TasksMax, LimitNOFILE and MemoryMax",
+        )
     if "not JSON compliant" in str(error):  # json's words, of nan and inf
         return BadRequest("a number is needed, and nan and inf are none that a service takes")
     if "surrogates not allowed" in str(error):  # json's, httpx's and pydantic's own errors all end with Python's words

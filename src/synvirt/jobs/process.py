@@ -22,9 +22,11 @@ import structlog
 
 from synvirt.cage.scratch import sweep_of
 from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
+from synvirt.jobs.shortage import HINT
 from synvirt.jobs.stalling import Stall, Stalled
 from synvirt.jobs.wire import (
     KEEPALIVE_S,
+    SHORT,
     SILENCE_S,
     Broken,
     CarriedOut,
@@ -45,17 +47,12 @@ STOP_POLL_S = 0.1
 # The most bytes of a line. A message has a few hundred.
 LINE_BYTES_MAX = 1 << 20
 STDERR_KEPT_CHARS = 2000
-# What to do where the system refuses a process, a descriptor or memory.
-NO_MORE_HINT = (
-    "this host or the service has too many processes or open files, or too little memory: TasksMax, LimitNOFILE and MemoryMax "
-    "of its unit"
-)
 # The service's environment may hold secrets; a worker reads hostile images.
 ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH")
 
 
 class WorkerDied(Internal):
-    """The worker ended without a last message, or could not be started."""
+    """The worker ended without a last message, could not be started, or had too little of what the system gives."""
 
 
 class WorkerKept(Internal):
@@ -84,6 +81,8 @@ class Ended:
         if self.stalled_s is not None:
             raise Stalled(self.stalled_s)
         broken = self.last if isinstance(self.last, Broken) else None
+        if broken is not None and broken.kind == SHORT:
+            raise WorkerDied(broken.detail, hint=broken.hint)
         if broken is not None and answered and broken.kind in answered:
             raise answered[broken.kind](broken.detail, hint=broken.hint)
         if broken is not None and broken.code not in (Cancelled.code, "E_BAK_CANCELLED"):
@@ -149,7 +148,7 @@ async def _child(silence_s: float) -> asyncio.subprocess.Process:
             start_new_session=True,
         )
     except OSError as error:
-        raise WorkerDied(f"a worker cannot be started: {error.strerror}", hint=NO_MORE_HINT) from error
+        raise WorkerDied(f"a worker cannot be started: {error.strerror}", hint=HINT) from error
 
 
 class _Process:

@@ -19,6 +19,10 @@ from synvirt.records import Record, field
 KEEPALIVE_S, SILENCE_S = 10.0, 40.0
 
 
+# The kind of a Broken whose worker was refused a thread, a process or a descriptor: its order may be given again.
+SHORT = "Short"
+
+
 class WireModel(Record):
     """Frozen data classes. Errors about a line do not show its content, which may hold credentials."""
 

@@ -23,13 +23,15 @@ from typing import Any, Generic, TypeVar
 from synvirt.cage import Cage, enter
 from synvirt.cage.scratch import housed
 from synvirt.errors import Internal, SynvirtError
-from synvirt.jobs.wire import SILENCE_S, Broken, CarriedOut, Message, Order, Wire
+from synvirt.jobs.wire import SHORT, SILENCE_S, Broken, CarriedOut, Message, Order, Wire
 from synvirt.outgoing import permit
 from synvirt.sizes import GIB
 
 # The limit of a worker's address space. An image that needs more is hostile: a 1 TiB disk needs less than 256 MiB. Threads and
 # mapped libraries count too.
 ADDRESS_SPACE_BYTES = 8 * GIB
+
+_BEGIN_HINT = "look at the free space where temporary files are (TMPDIR, /tmp), and whether it is writable"
 
 OrderT = TypeVar("OrderT", bound=Order)
 
@@ -53,14 +55,26 @@ def carry_out(task: Task[OrderT], order: OrderT, wire: Wire) -> None:
     """Carries an order out, and reports its end. SynvirtError as soon as something fails; the service then gets Broken."""
     try:
         task.carry_out(order, wire)
-    except SynvirtError as error:
-        wire.say(Broken(kind=type(error).__name__, code=error.code, detail=error.detail, hint=error.hint))
-        raise
     except Exception as error:
-        detail = f"the worker failed: {type(error).__name__}: {error}"
-        wire.say(Broken(kind=Internal.__name__, code=Internal.code, detail=detail, hint=None))
+        wire.say(broken_by(error))
         raise
     wire.say(CarriedOut())
+
+
+def broken_by(error: Exception, *, hint: str | None = None) -> Broken:
+    """The message of an order that failed so. `hint`: for errors that have none."""
+    if not isinstance(error, SynvirtError):
+        detail = f"the worker failed: {type(error).__name__}: {error}"
+        ours: SynvirtError = Internal(detail, hint=hint)
+        ours.__cause__ = error
+        error = ours
+    if type(error) is Internal:
+        from synvirt.jobs.shortage import HINT, shortage_of  # a worker without errors does not need it
+
+        if (lacks := shortage_of(error)) is not None:
+            detail = error.detail if lacks in error.detail else f"{error.detail}: {lacks}"
+            return Broken(kind=SHORT, code=error.code, detail=detail, hint=HINT)
+    return Broken(kind=type(error).__name__, code=error.code, detail=error.detail, hint=error.hint)
 
 
 def read_order(line: bytes, tasks: Tasks) -> tuple[Task[Any], Order]:
@@ -131,10 +145,17 @@ class _Pipes:
         return line
 
 
+def limit_memory() -> None:
+    """Limits this process's address space, to less where it may not have as much."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = ADDRESS_SPACE_BYTES if hard == resource.RLIM_INFINITY else min(ADDRESS_SPACE_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
 def main(tasks: Tasks, *, silence_s: float | None = None) -> int:
     """Reads an order and carries it out. The exit code: 0; 1 for an order that failed; 2 for one that is not understood.
     `silence_s`: see wire.py."""
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    limit_memory()
     pipes = _Pipes()
     try:
         task, order = read_order(pipes.first_line(), tasks)
@@ -142,10 +163,14 @@ def main(tasks: Tasks, *, silence_s: float | None = None) -> int:
         print(f"not an order: {error}", file=sys.stderr)  # noqa: T201 - the service keeps our stderr
         return 2
     permit(order.outgoing)
-    task.begin(order)
-    if (cage := task.cage(order)) is not None:
-        enter(housed(cage))  # before there are threads, and before a byte of what is copied is read
-    pipes.listen(silence_s or SILENCE_S)
+    try:
+        task.begin(order)
+        if (cage := task.cage(order)) is not None:
+            enter(housed(cage))  # before there are threads, and before a byte of what is copied is read
+        pipes.listen(silence_s or SILENCE_S)
+    except Exception as error:
+        pipes.say(broken_by(error, hint=_BEGIN_HINT))
+        raise
     try:
         carry_out(task, order, pipes)
     except SynvirtError:

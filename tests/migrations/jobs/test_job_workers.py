@@ -130,4 +130,5 @@ def test_an_error_of_the_system_in_a_step_is_named(house: House, monkeypatch: py
     monkeypatch.setattr(house.hypervisor, "check_free", full)
     ended = run(house, offline_plan(imported(house)))
     assert ended.last_error is not None
+    assert "LimitNOFILE" in (ended.last_error.hint or "")
     assert ended.last_error.message == "Too many open files in Queued"

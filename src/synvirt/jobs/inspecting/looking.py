@@ -49,7 +49,8 @@ from synvirt.jobs.inspecting.look import (
     ReaderKilled,
 )
 from synvirt.jobs.orders import OpenedBeneath
-from synvirt.jobs.process import ENVIRONMENT, NO_MORE_HINT
+from synvirt.jobs.process import ENVIRONMENT
+from synvirt.jobs.shortage import HINT
 from synvirt.model.files import HostFolder, Inspection
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import VmManifest
@@ -362,7 +363,7 @@ def _pidfd(status: socket.socket) -> tuple[int | None, str]:
 
 
 def _not_begun(look: Look, why: str) -> Internal:
-    hint = f"{NO_MORE_HINT}; or the folder of temporary files takes nothing: look at its free space"
+    hint = f"{HINT}; or the folder of temporary files takes nothing: look at its free space"
     return Internal(f"{Path(look.path).name} cannot be inspected now: {why}", hint=hint)
 
 
