@@ -35,6 +35,8 @@ from synvirt.repository.verify import verify_repository
 from synvirt.store.store import StoreAway
 from tests.backups.house import House
 from tests.drawn import shared_in_a_file
+from tests.jobs.test_in_a_thread import NoThreads
+from tests.running.processes import until
 
 SIZE = 12 * CHUNK_BYTES
 
@@ -380,6 +382,29 @@ def test_a_run_that_was_not_stored_is_not_run(house: House, monkeypatch: pytest.
     run = house.run(job)
     assert run.status == "completed"
     assert house.backups.runs.page(limit=9, cursor=None)[0] == [house.backups.runs.get(run.id)]
+
+
+@pytest.mark.parametrize("thread", ["backups", "backups_0"])
+def test_a_run_for_which_there_is_no_thread_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    """The service's first run had started a thread for all of them: without it each later one was stored, and never run."""
+    monkeypatch.setattr(runner, "RECONCILE_EVERY_S", 0.05)
+    monkeypatch.setattr(runner, "STORE_PAUSE_S", 0.05)
+    no, house = NoThreads(monkeypatch, thread), House(tmp_path)
+    house.image("web", content())
+    job = house.job("web")
+    if thread == "backups":
+        with pytest.raises(RuntimeError):
+            house.backups.run_job(job.id)
+        assert house.backups.runs.not_ended() == []
+    else:
+        run = house.backups.run_job(job.id)
+        until(lambda: len(no.refused) > 3)
+        assert house.backups.runs.get(run.id).status == Status.QUEUED
+    no.over = True
+    assert (house.run(job) if thread == "backups" else house.ended(run)).status == "completed"
+    house.close()
 
 
 def test_a_run_that_lacks_something_of_the_host_says_so() -> None:

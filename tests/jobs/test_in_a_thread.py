@@ -9,7 +9,7 @@ import structlog
 
 from synvirt.errors import PersistFailed
 from synvirt.jobs import runner as runner_module
-from synvirt.jobs.runner import Runner, in_a_thread
+from synvirt.jobs.runner import Runner, Threads, in_a_thread
 from tests.running.processes import until
 
 
@@ -121,3 +121,56 @@ def test_the_log_of_a_store_that_is_away_does_not_fill_its_disk(monkeypatch: pyt
         until(lambda: ended == set(jobs))
         runner.close()
     assert sorted(one["job"] for one in logs if one["event"] == "the store is away; the job waits") == sorted(map(str, jobs))
+
+
+class NoThreads:
+    """A host that has no more threads, for those with such a name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.refused, start = list[str](), threading.Thread.start
+        self.over = False
+
+        def started(thread: threading.Thread) -> None:
+            if not self.over and thread.name in names:
+                self.refused.append(thread.name)
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", started)
+
+
+def test_work_without_a_thread_waits_for_another_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said to have failed, and was done all the same, after what it should have made was removed."""
+    no, done, go = NoThreads(monkeypatch, "pool_1"), list[int](), threading.Event()
+    with Threads(4, thread_name_prefix="pool") as pool:
+        first = pool.submit(go.wait, 60)
+        second = pool.submit(done.append, 2)
+        assert (no.refused, done) == (["pool_1"], [])
+        go.set()
+        second.result(60)
+        assert (first.result(), done) == (True, [2])
+
+
+def test_work_that_nobody_can_do_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    no, done = NoThreads(monkeypatch, "pool_0"), list[int]()
+    with Threads(4, thread_name_prefix="pool") as pool:
+        with pytest.raises(RuntimeError):
+            pool.submit(done.append, 1)
+        no.over = True
+        pool.submit(done.append, 2).result(60)
+    assert done == [2]
+
+
+def test_a_runner_that_cannot_be_started_can_be_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    no, left = NoThreads(monkeypatch, "scarce"), [uuid4()]
+
+    async def run(job_id: UUID) -> None:
+        left.remove(job_id)
+
+    runner = Runner(run, lambda: list(left), name="scarce")
+    with pytest.raises(RuntimeError):
+        runner.start()
+    no.over = True
+    runner.start()
+    until(lambda: not left)
+    runner.close()

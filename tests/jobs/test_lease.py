@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from synvirt.errors import Conflict, PersistFailed
-from synvirt.jobs.lease import END_TIMEOUT_S, GRACE_S, LEASE_S, LOOK_EVERY_S, RENEW_EVERY_S, SELF_FENCE_S, HostLease
+from synvirt.jobs.lease import END_TIMEOUT_S, GRACE_S, LEASE_S, LOOK_EVERY_S, RENEW_EVERY_S, SELF_FENCE_S, HostLease, Together
 from synvirt.migrations.memory import JobMemory
 from synvirt.store import Store, Watermark
 from synvirt.store.hosts import Fence, LeaseLost
@@ -333,3 +333,23 @@ def test_an_error_at_the_end_of_jobs_ends_no_watch(store: Store) -> None:
         clock.now += 1  # longer than the lease
         until(lambda: did.count("ended") > before and lease.held)  # noqa: B023
     lease.close()
+
+
+def test_what_is_paused_without_a_thread_is_paused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else jobs of a host that has lost its lease would go on, beside those of the host that takes them over."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class Kind:
+        paused = False
+
+        def pause(self) -> None:
+            self.paused = True
+
+        def resume(self) -> None: ...
+
+    kinds = Kind(), Kind()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    Together(kinds).pause()
+    assert all(one.paused for one in kinds)

@@ -254,8 +254,8 @@ class Runs:
         if self._paused:
             raise self._lease_lost()
         if not self._started:
-            self._started = True
             self._runner.start()
+            self._started = True
         run = run.model_copy(update={"host": self._host})
         self._in_doubt.add(run.id)
         self._save(run, with_=with_)
@@ -275,21 +275,33 @@ class Runs:
             return list(self._begun)
 
     async def _run(self, run_id: UUID) -> None:
-        """Runs it to its end, or until it is interrupted."""
+        """Runs it to its end, or until it is interrupted. One for which there is no thread now is looked for again."""
         with self.lock:
             if run_id not in self._begun:  # it has ended
                 return
             run, stop = self._begun[run_id], self._stops[run_id]
-        turns = self._urgent if run.kind in URGENT else self._turns
+        turns, begun, waits = self._urgent if run.kind in URGENT else self._turns, False, False
+
+        def do() -> None:
+            nonlocal begun
+            begun = True
+            self._do(run, stop)
+
         try:
             # Cancelled while it waits: `cancel` has ended it, or it is interrupted.
             with contextlib.suppress(Cancelled):
                 if not is_started(run.instant):  # else a guest waits for it
                     await turns.taken(run_id, stop.or_stop)
-                await in_a_thread(lambda: self._do(run, stop))
+                await in_a_thread(do)
+        except RuntimeError as error:
+            waits = not begun
+            if begun:
+                raise
+            _log.warning("a run waits for a thread", run=str(run_id), cause=str(error))
         finally:
             turns.left(run_id)
-            self._forget(run_id)
+            if not waits:
+                self._forget(run_id)
 
     def _do(self, run: BackupRun, stop: Stop) -> None:
         with self.lock:

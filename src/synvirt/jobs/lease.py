@@ -16,12 +16,12 @@ A renewal counts from the moment before it was requested, by a clock that goes o
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import structlog
 
 from synvirt.errors import Conflict, PersistFailed
+from synvirt.jobs.runner import Threads
 from synvirt.store import Store
 from synvirt.store.hosts import Fence
 
@@ -56,9 +56,17 @@ class Together:
         self._kinds = kinds
 
     def pause(self) -> None:
-        with ThreadPoolExecutor(len(self._kinds), thread_name_prefix="pause") as pool:
-            for paused in [pool.submit(kind.pause) for kind in self._kinds]:
-                paused.result()
+        with Threads(len(self._kinds), thread_name_prefix="pause") as pool:
+            pausing = [self._pausing(pool, kind) for kind in self._kinds]
+            for paused in pausing:
+                paused()
+
+    def _pausing(self, pool: Threads, kind: Pausable) -> Callable[[], None]:
+        """What waits for it. Where the host has no thread, it is paused in this one."""
+        try:
+            return pool.submit(kind.pause).result
+        except RuntimeError:
+            return kind.pause
 
     def resume(self) -> None:
         for kind in self._kinds:

@@ -40,6 +40,19 @@ async def _nothing() -> None:
     pass
 
 
+class Threads(ThreadPoolExecutor):
+    """Where the host has no more threads, work waits for one of those that there are. Python's own says that it failed, and
+    does it all the same, later: what failed would be undone, and then be done."""
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                self._work_queue.get_nowait()  # nobody does it, now or later
+                raise
+
+
 async def in_a_thread(work: Callable[[], None], let_go: Callable[[], None] = lambda: None) -> None:
     """Runs blocking `work` in a thread, for a kind whose `run` blocks. It ends only when the thread ends, even if its task is
     cancelled: two threads of one job would both write. `let_go` asks the thread to end."""
@@ -78,9 +91,15 @@ class Runner:
         self._look_now = asyncio.Event()
 
     def start(self) -> None:
-        """Starts the thread and its event loop, and looks for jobs at once."""
+        """Starts the thread and its event loop, and looks for jobs at once. Where the host has no thread or no descriptor for
+        them, it raises that, and may be called again."""
         self._loop = asyncio.new_event_loop()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._loop.close()
+            self._loop = None
+            raise
         self._soon(self._on_begin)
         self._soon(self._look)
 
@@ -129,7 +148,7 @@ class Runner:
     def _serve(self) -> None:
         assert self._loop is not None
         asyncio.set_event_loop(self._loop)
-        self._loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix=self._name))
+        self._loop.set_default_executor(Threads(THREADS, thread_name_prefix=self._name))
         try:
             self._loop.run_forever()
         finally:
