@@ -187,6 +187,32 @@ def test_a_guarded_program_and_its_children_end_with_their_parent(tmp_path: Path
     assert_ends(int((tmp_path / "child").read_text()))
 
 
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_that_serves_ends_with_its_starter(tmp_path: Path, sign: int) -> None:
+    """qemu-nbd ends with its last connection. One whose worker was killed before the first stayed forever, with its image."""
+    code = f"""
+import threading, time
+from pathlib import Path
+from synvirt.programs import start
+begun = []
+thread = threading.Thread(target=lambda: begun.append(start(["sleep", "600"], stderr=Path({str(tmp_path / "log")!r}))))
+thread.start()
+thread.join()
+time.sleep(0.3)  # it stays though the thread that asked for it has ended
+print(begun[0].pid, begun[0].poll(), flush=True)
+time.sleep(600)
+"""
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert starter.stdout is not None
+        pid, ended = starter.stdout.readline().split()
+    finally:
+        starter.send_signal(sign)
+        starter.communicate()
+    assert ended == "None"
+    assert_ends(int(pid))
+
+
 def test_a_daemon_left_behind_does_not_block_its_caller(tmp_path: Path) -> None:
     """As virt-v2v leaves a qemu-nbd behind when it fails."""
     with pytest.raises(ProgramFailed, match="no key"):

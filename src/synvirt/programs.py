@@ -15,10 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from synvirt.errors import Cancelled, Internal, SynvirtError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 # Enough to show what went wrong, too little to fill a log.
 STDERR_KEPT_CHARS = 2000
@@ -263,11 +267,14 @@ def start(
     env: Mapping[str, str] | None = None,
     missing: type[SynvirtError] = Internal,
 ) -> "subprocess.Popen[bytes]":
-    """Starts a program that serves until `end_group` ends it. Its messages go to `stderr`; it inherits `descriptors`. `env` is
-    added to a small clean environment."""
+    """Starts a program that serves until `end_group` ends it, or until this process ends, however it ends. Its messages go to
+    `stderr`; it inherits `descriptors`. `env` is added to a small clean environment."""
+    found = [refuse_missing(argv[0], missing), *argv[1:]]
+    bound = [refuse_missing("setpriv", missing), "--pdeathsig", "KILL", *found]
     with stderr.open("wb") as messages:
-        return subprocess.Popen(
-            [refuse_missing(argv[0], missing), *argv[1:]],
+        begun = _lasting_thread().submit(
+            subprocess.Popen,
+            bound,
             stdin=subprocess.DEVNULL,
             stdout=messages,
             stderr=messages,
@@ -275,6 +282,16 @@ def start(
             pass_fds=descriptors,
             start_new_session=True,
         )
+        return begun.result()
+
+
+@cache
+def _lasting_thread() -> "ThreadPoolExecutor":
+    """The kernel ends such a child when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG). This thread lives as long
+    as the process."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(1, thread_name_prefix="programs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ ARENAS, GIVEN_BACK_BYTES = 2, 16 << 20
 # With GIVEN_BACK_BYTES set, the C library returns all but 128 KiB of the free memory at the end of an arena, and takes it again
 # for the next copy: that was half of the page faults of the laws of kinds. So it keeps more, and takes more at a time.
 KEPT_FREE_BYTES, TOP_PAD_BYTES = 64 << 20, 1 << 20
-# Begun when they are first needed, and end with the process: libvirt's event loop, and the thread that starts tunnels.
-READ_NO_DISK = ("libvirt-events", "tunnels_0")
+# Begun when they are first needed, and end with the process: libvirt's event loop, and what starts programs that serve.
+READ_NO_DISK = ("libvirt-events", "programs_0")
 # Garbage is collected only after memory has grown by more than this: a collection takes a tenth of a second.
 GROWTH_BYTES = 32 << 20
 

@@ -17,7 +17,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,9 +37,6 @@ _ACCEPTS = 0x10000
 # instructions. The other ciphers stay in the list, for hosts that have only those.
 FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 _CPUINFO = Path("/proc/cpuinfo")
-
-# setpriv ends a child when the thread that started it ends. This thread lives as long as the process.
-_starter = ThreadPoolExecutor(1, thread_name_prefix="tunnels")
 
 # What ssh writes, the error that it means, and a hint. The first match counts.
 _CAUSES: tuple[tuple[re.Pattern[str], type[SynvirtError], str], ...] = (
@@ -157,8 +153,8 @@ class _Child:
         """SourceUnreachable, AuthFailed."""
         ssh, *options = self._door.argv()
         options += self._door.led()
-        argv = ["setpriv", "--pdeathsig", "KILL", ssh, *before, *options, "-N", *after, "--", self._door.host]
-        child = _starter.submit(start, argv, stderr=self._log, env=self._door.env(), missing=SourceUnreachable).result()
+        argv = [ssh, *before, *options, "-N", *after, "--", self._door.host]
+        child = start(argv, stderr=self._log, env=self._door.env(), missing=SourceUnreachable)
         self._child = child
         deadline = time.monotonic() + CONNECT_TIMEOUT_S + 5
         while not self._is_listening():

@@ -2,7 +2,7 @@
 
 qemu-nbd trusts images more than we do, so it gets little. The format is named and never probed. It gets an open descriptor of
 the one file, without its name. An image that leads to further files is refused here. It writes nothing. Its socket and a secret
-are in a folder that no other user may enter. It ends with its last connection, so a killed worker leaves no server behind.
+are in a folder that no other user may enter. It ends with this process, so a killed worker leaves no server behind.
 """
 
 import contextlib
