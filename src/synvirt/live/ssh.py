@@ -262,10 +262,12 @@ class Shell(_Child):
         try:
             return run([*self._argv(), "--", self._door.host, shlex.join(command)], timeout_s=timeout_s).stdout
         except ProgramFailed as error:
-            # ssh's own exit code (ssh(1), EXIT STATUS); a command that took too long has none.
-            if error.returncode not in (SSH_FAILED, None):
+            # ssh's own exit code (ssh(1), EXIT STATUS). Nor has the command failed where something else ended ssh.
+            if error.returncode != SSH_FAILED and error.cut_off is None:
                 raise
-            raise refused(self._door, error.stderr or f"no answer within {timeout_s:.0f} s") from error
+            silent = error.returncode in (SSH_FAILED, None)
+            why = f"no answer within {timeout_s:.0f} s" if silent else f"ssh {error.cut_off}"
+            raise refused(self._door, error.stderr or why) from error
 
     def forward(self, remote: str, local: Path) -> None:
         """Makes a socket here that leads to one there while the login lasts. For short talk; a disk has its own tunnel."""

@@ -22,6 +22,7 @@ from synvirt.live.proxmox.reading import Reading
 from synvirt.sizes import MIB
 from tests.contracts.live import in_session, read
 from tests.fakes.pve.cluster import Vm
+from tests.needs import need
 from tests.servers.libvirt_lab import until
 from tests.servers.pve_lab import PveLab, pve_lab
 
@@ -262,6 +263,32 @@ def test_a_reader_that_is_killed_on_the_node_is_started_again(lab: PveLab) -> No
         with pytest.raises(SourceUnreachable):
             open_reader(spec)
         assert await copied(adapter, vm, snapshot, None) == lab.content(vm, "scsi0")
+        await adapter.cleanup(str(vm.vmid), ours)
+
+    ask(lab, use)
+    assert lab.leftovers(vm) == []
+    assert lab.servers() == []
+
+
+@pytest.mark.parametrize("command", ["ls", "pkill"])
+def test_what_is_left_on_a_node_is_not_forgotten_as_ssh_is_killed(
+    lab: PveLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """By the kernel, as memory was short here: neither is the scratch folder missing, nor has the reader ended."""
+    vm, ours, ssh, killed = lab.vm("8M", fmt="qcow2"), name(), tmp_path / "ssh", tmp_path / "killed"
+    killed.touch()
+    kill, run = f"case $* in *' -- '*' {command} '*) [ -e {killed} ] || kill -9 $$ ;; esac", need("ssh", "openssh-client")
+    ssh.write_text(f'#!/bin/sh\n{kill}\nexec {run} "$@"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    async def use(adapter: PveApi) -> None:
+        snapshot = await adapter.snapshot(str(vm.vmid), ours)
+        assert await copied(adapter, vm, snapshot, None) == lab.content(vm, "scsi0")
+        killed.unlink()
+        with pytest.raises(SourceUnreachable, match="ssh was ended by SIGKILL"):
+            await adapter.cleanup(str(vm.vmid), ours)
+        killed.touch()
         await adapter.cleanup(str(vm.vmid), ours)
 
     ask(lab, use)
