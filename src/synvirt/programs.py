@@ -44,6 +44,8 @@ GUARD = Path(__file__).with_name("guard.py")
 ADMIN_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 # What a program says of ENOSPC (strerror(3)), as it has no other way to say it.
 NO_SPACE = "No space left"
+# What the kernel ends a process by where memory is short, and an administrator.
+_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 # Set in a process whose cage starts no programs: it records that one was needed, so that the order can be given again.
 forbidden = False
 refused: list[str] = []
@@ -68,15 +70,21 @@ class As:
 
 class ProgramFailed(Internal):
     """An outside program failed. `returncode` None: we ended it. `ended`: why. `cut_off`: how its end came, where the program
-    did not end by itself."""
+    did not end by itself. `from_outside`: by something else of this host, whatever the program did."""
 
     def __init__(self, program: str, returncode: int | None, stderr: str, *, ended: str | None = None) -> None:
         self.program, self.returncode, self.stderr = program, returncode, stderr.strip()[-STDERR_KEPT_CHARS:]
         signalled = _signal_of(returncode)
         ended = ended or ("took too long" if returncode is None else None)
         self.cut_off = ended or (f"was ended by {signalled}" if signalled else None)
+        self.from_outside = is_from_outside(returncode)
         how = self.cut_off or f"ended with {returncode}"
         super().__init__(f"{program} {how}: {self.stderr or 'it printed no message'}")
+
+
+def is_from_outside(returncode: int | None) -> bool:
+    """Whether it was ended by a signal that no program gets for a mistake of its own, or for the data that it reads."""
+    return _signal_of(returncode) in _FROM_OUTSIDE
 
 
 def _signal_of(returncode: int | None) -> str | None:

@@ -165,6 +165,29 @@ def test_a_host_that_was_too_busy_to_tell_is_asked_again(monkeypatch: pytest.Mon
     assert accel.accelerator(tmp_path).kind == "kvm"
 
 
+@pytest.mark.parametrize("whom", ["$$", "$PPID"], ids=["QEMU", "its time limit"])
+@pytest.mark.parametrize("sign", ["KILL", "TERM", "HUP"])
+def test_a_probe_that_something_else_ended_says_nothing_of_kvm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sign: str, whom: str
+) -> None:
+    """By the kernel, as memory was short: guests ran without KVM until the host's next start."""
+    ended = tmp_path / "ended"
+    pretend_kvm(monkeypatch, tmp_path, f"[ -e {ended} ] || {{ touch {ended}; kill -{sign} {whom}; sleep 1; }}; exit 33")
+    assert accel.accelerator(tmp_path).kind == "kvm"
+
+
+def test_a_probe_that_something_ends_each_time_is_made_anew_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """QEMU itself takes SIGTERM as a request, and ends with 0."""
+    short = tmp_path / "short"
+    short.touch()
+    said = f"echo '{accel.EMULATOR}: terminating on signal 15 from pid 1' >&2"
+    runs = pretend_kvm(monkeypatch, tmp_path, f"[ -e {short} ] && {{ {said}; exit 0; }}; exit 33")
+    found = accel.accelerator(tmp_path)
+    assert (found.kind, "not known" in found.reason, runs.read_text().count("run")) == ("tcg", True, accel.TRIES)
+    short.unlink()
+    assert accel.accelerator(tmp_path).kind == "kvm"
+
+
 def test_a_kvm_that_only_pretends_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(accel, "PROBE_LIMIT_S", 1)
     runs = pretend_kvm(monkeypatch, tmp_path, 'case "$*" in *"-accel kvm"*) exec sleep 60; esac; exit 33')

@@ -5,6 +5,7 @@ instruction of a guest in long mode. So the probe is a guest that enters long mo
 0.1 s where KVM works, 0.3 s under QEMU's own translator (TCG), minutes where KVM only pretends.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -20,6 +21,10 @@ EMULATOR = "qemu-system-x86_64"
 KVM_DEVICE = Path("/dev/kvm")
 # Twenty times what the probe takes under plain translation. A KVM that is slower than that is worse than none.
 PROBE_LIMIT_S = 5.0
+# A probe that something else ended is run again, this often at most.
+TRIES = 3
+# QEMU's message for a signal that asks it to end; it then ends with 0 (system/runstate.c).
+TERMINATED = "terminating on signal"
 # isa-debug-exit ends QEMU with (value << 1) | 1; the probe writes 0x10.
 PROBE_PORT, PROBE_EXIT = 0xF4, 0x21
 
@@ -54,8 +59,12 @@ class Accelerator:
     reason: str
 
 
+class ProbeEnded(Exception):
+    """Something else on this host ended the probe, for example as memory was short: nothing is known by it."""
+
+
 def boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
-    """None, where the probe guest ran to its end in time; else what went wrong."""
+    """None, where the probe guest ran to its end in time; else what went wrong. ProbeEnded."""
     # In memory: a service that is killed meanwhile leaves no file.
     with os.fdopen(os.memfd_create("synvirt-probe"), "wb", buffering=0) as image:
         image.write(PROBE_SECTOR)
@@ -68,15 +77,19 @@ def boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
         # A service that is killed meanwhile cannot end its probe, which would use a core forever where KVM does not work.
         bounded = ["timeout", "--signal=KILL", f"{PROBE_LIMIT_S + 1:g}"]
         try:
-            run([*bounded, EMULATOR, *devices], timeout_s=PROBE_LIMIT_S)
+            said = run([*bounded, EMULATOR, *devices], timeout_s=PROBE_LIMIT_S).stderr
         except ProgramFailed as failed:
             if failed.returncode == PROBE_EXIT:
                 return None
+            if failed.from_outside:
+                raise ProbeEnded(f"{EMULATOR} {failed.cut_off}") from failed
             if failed.returncode is None:
                 return f"a tiny guest did not end in {PROBE_LIMIT_S:g} s"
             return failed.stderr or f"{EMULATOR} ended with {failed.returncode}"
         except SynvirtError as error:
             return error.detail
+    if TERMINATED in said:
+        raise ProbeEnded(said.strip())
     return f"{EMULATOR} ended before its guest did"
 
 
@@ -103,15 +116,18 @@ def accelerator(remember_in: Path | None = None) -> Accelerator:
 
 def _probed(remember_in: Path | None) -> tuple[Accelerator, bool]:
     """Also whether it is certain. If the probe fails without KVM too, the host is busy, or QEMU is broken: this says nothing
-    about KVM, and is not remembered."""
+    about KVM, and is not remembered. Nor is it, where something else ends the probe each time."""
     if not KVM_DEVICE.exists():
         return Accelerator("tcg", f"there is no {KVM_DEVICE}"), True
     if not _may_open():
         return Accelerator("tcg", f"this user may not open {KVM_DEVICE}: usermod -aG kvm {user_name(os.geteuid())}"), True
-    trouble = boots_under("kvm")
-    found = Accelerator("tcg", f"KVM does not work: {trouble}") if trouble else Accelerator("kvm", "a guest ran under KVM")
-    if trouble and boots_under("tcg"):
-        return found, False
+    try:
+        trouble = _boots_under("kvm")
+        found = Accelerator("tcg", f"KVM does not work: {trouble}") if trouble else Accelerator("kvm", "a guest ran under KVM")
+        if trouble and _boots_under("tcg"):
+            return found, False
+    except ProbeEnded as ended:
+        return Accelerator("tcg", f"it is not known whether KVM works: {ended}"), False
     try:
         kept = _file(remember_in)
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +135,13 @@ def _probed(remember_in: Path | None) -> tuple[Accelerator, bool]:
     except (OSError, RuntimeError):
         pass  # only the next process is slower for it
     return found, True
+
+
+def _boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(ProbeEnded):
+            return boots_under(kind)
+    return boots_under(kind)
 
 
 def _may_open() -> bool:
