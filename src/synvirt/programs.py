@@ -46,6 +46,7 @@ ADMIN_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 NO_SPACE = "No space left"
 # What the kernel ends a process by where memory is short, and an administrator.
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+ENDED_HINT = "something on this host ended it, for example as memory was short: journalctl -k"
 # Set in a process whose cage starts no programs: it records that one was needed, so that the order can be given again.
 forbidden = False
 refused: list[str] = []
@@ -373,9 +374,11 @@ def _environment(added: Mapping[str, str] | None) -> dict[str, str]:
 
 def end_group(child: "subprocess.Popen[bytes]") -> None:
     """Ends a child started with start_new_session, and all its children, by SIGKILL: readers have nothing to tidy up. In a cage
-    that blocks signals (Landlock from Linux 6.12 on), a child started before ends when its output is not read any more."""
+    that blocks signals (Landlock from Linux 6.12 on), a child started before ends when its output is not read any more.
+    One that was waited for is left: its number may be another process's by now."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def end_users(folder: Path) -> None:

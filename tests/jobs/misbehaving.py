@@ -35,7 +35,7 @@ def misbehaviour(broken: type[SynvirtError]) -> Misbehaviour:
         "ends what started it": ("os.kill(os.getppid(), 9)", Internal, "PermissionError"),
         "takes 16 GiB": ("bytearray(16 << 30)", broken, "of memory"),
         "loops": ("[None for _ in iter(int, 1)]", broken, "processor time"),
-        "is killed, as memory is short": ("os.kill(os.getpid(), 9)", Internal, "was killed"),
+        "is killed, as memory is short": ("os.kill(os.getpid(), 9)", Internal, "ended by SIGKILL"),
         "crashes": ("os.abort()", broken, "signal 6"),
         "ends": ("os._exit(0)", broken, "broke its reader"),
         "answers without end": ("'\"' + 'x' * (40 << 20) + '\"'", Internal, "no reader gives"),

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ from synvirt.errors import (
 )
 from synvirt.jobs.inspecting import looker
 from synvirt.jobs.inspecting.look import Look
-from synvirt.jobs.inspecting.looking import LOOKER, CagedLooking, Looking, vouch
+from synvirt.jobs.inspecting.looking import LOOKER, TRIES, CagedLooking, Looking, vouch
 from synvirt.model.kinds import OfflineKind
 from synvirt.offline import browsing
 from synvirt.offline.registry import detect
@@ -35,6 +37,7 @@ from synvirt.offline.several import choosing
 from synvirt.remote import Remote
 from tests.jobs.misbehaving import looker_that_does, misbehaviour
 from tests.offline import appliances
+from tests.running.processes import until
 
 
 @pytest.fixture
@@ -200,6 +203,49 @@ def test_a_looker_that_was_ended_is_started_again(looking: CagedLooking, imports
     first._child.wait()
     assert page(looking, imports) == page(browsing, imports)
     assert looking._started is not first
+
+
+WAITS = "None if os.path.exists(f'{look.root}/go on') else 'time.sleep(60)'"
+
+
+def children(looking: CagedLooking) -> list[int]:
+    """The child of the question under way."""
+    assert looking._started is not None
+    pid = looking._started._child.pid
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def end_child(looking: CagedLooking, *, and_looker: bool = False) -> None:
+    """As the kernel does where memory is short."""
+    assert looking._started is not None
+    [child] = children(looking)
+    for one in (*([looking._started._child.pid] if and_looker else []), child):
+        os.kill(one, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{child}").exists(), 60)
+
+
+@pytest.mark.parametrize("and_looker", [False, True], ids=["its child", "the looker too"])
+def test_a_file_is_not_to_blame_for_what_something_else_ended(imports: Path, and_looker: bool) -> None:
+    """It was an attack that is to be reported, and the manifest of a restore point was damaged."""
+    with closing(CagedLooking(looker_that_does(WAITS))) as looking, ThreadPoolExecutor(1) as pool:
+        looking._looker_now()
+        found = pool.submit(looking.inspect, imports, "web.ova")
+        until(lambda: children(looking) != [], 60)
+        (imports / "go on").touch()
+        end_child(looking, and_looker=and_looker)
+        assert found.result(60) == browsing.inspect(imports, "web.ova")
+
+
+def test_a_file_whose_reader_something_else_ends_each_time(imports: Path) -> None:
+    with closing(CagedLooking(looker_that_does(WAITS))) as looking, ThreadPoolExecutor(1) as pool:
+        looking._looker_now()
+        found = pool.submit(looking.inspect, imports, "web.ova")
+        for _ in range(TRIES):
+            until(lambda: children(looking) != [], 60)
+            end_child(looking)
+        with pytest.raises(Internal, match=r"web\.ova was not inspected: what reads it was ended by SIGKILL") as failed:
+            found.result(60)
+    assert "journalctl" in str(failed.value.hint)
 
 
 @pytest.mark.parametrize("when", ["before it is ready", "before that is read"])

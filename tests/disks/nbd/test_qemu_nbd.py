@@ -1,6 +1,7 @@
 """qemu-nbd as a reader: what our own refuse is read, no server and no secret is left behind, and no other file is opened."""
 
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from synvirt.disks.nbd.qemu import QemuNbdReader
 from synvirt.disks.qcow2.reader import Qcow2Reader
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import QemuDriver, QemuSpec
-from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
+from synvirt.errors import HostPathRejected, MalformedArchive, SourceUnreachable, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
 from tests.disks.block_images import bytes_of, qemu
 from tests.disks.luks_images import luks_image, luks_in_qcow2
@@ -120,6 +121,35 @@ def test_an_encrypted_image_is_read_with_its_passphrase(
 def test_what_qemu_cannot_open_is_malformed_with_its_reason(raw: Path) -> None:
     with pytest.raises(MalformedArchive, match=r"disk.raw.*not a Parallels|in Parallels format"):
         QemuNbdReader(str(raw), "parallels")
+
+
+@pytest.mark.parametrize("sign", ["KILL", "SEGV"])
+def test_a_server_that_is_ended_as_it_opens_the_image(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    """By the kernel, as memory was short: the image is not to blame. Where the image breaks QEMU, it is."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "qemu-nbd"
+    program.write_text(f"#!/bin/sh\nkill -{sign} $$\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    expected = SourceUnreachable if sign == "KILL" else MalformedArchive
+    with pytest.raises(expected, match=f"qemu-nbd.* was ended by SIG{sign}") as failed:
+        QemuNbdReader(str(raw), "dmg")
+    assert failed.value.hint is None or "journalctl" in failed.value.hint
+
+
+def test_a_server_that_is_ended_while_its_disk_is_read(raw: Path, scratch: Path) -> None:
+    qemu("qemu-img", "convert", "-f", "raw", "-O", "qed", raw.name, "image", cwd=raw.parent)
+    reader = QemuNbdReader(str(raw.with_name("image")), "qed")
+    for server in servers(scratch):
+        os.kill(server, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(SourceUnreachable, match="qemu-nbd, which reads image, was ended by SIGKILL") as failed:
+        reader.read_into(0, memoryview(bytearray(4096)))
+    assert "firewall" not in str(failed.value.hint)
+    assert time.monotonic() - began < 5  # it does not come back
+    reader.close()
 
 
 def test_the_format_is_named_and_known(raw: Path) -> None:

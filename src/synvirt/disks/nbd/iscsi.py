@@ -77,6 +77,7 @@ class IscsiReader:
             child,
             place,
             self._closing,
+            program="qemu-nbd",
             name=spec.name,
             connections=_CONNECTIONS,
             timeout_s=START_TIMEOUT_S,

@@ -81,6 +81,7 @@ class QemuNbdReader:
             child,
             place,
             self._closing,
+            program="qemu-nbd",
             name=self._name,
             connections=_CONNECTIONS,
             timeout_s=START_TIMEOUT_S,

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import nbd
+
 from synvirt.cage.scratch import scratch_folder
-from synvirt.disks.nbd.reader import CONNECT_TIMEOUT_S, NbdReader
-from synvirt.errors import SynvirtError
-from synvirt.programs import end_group, refuse_forbidden
+from synvirt.disks.nbd.reader import CONNECT_TIMEOUT_S, Dial, NbdReader, by_uri
+from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.programs import ENDED_HINT, ProgramFailed, end_group, refuse_forbidden
 
 # Enough of the output to show what went wrong.
 MESSAGE_CHARS = 500
@@ -49,6 +51,7 @@ def reader_of(
     place: Place,
     closing: contextlib.ExitStack,
     *,
+    program: str,
     name: str,
     connections: int,
     timeout_s: float,
@@ -58,23 +61,52 @@ def reader_of(
     leave_s: float = 0.0,
 ) -> NbdReader:
     """Waits until the program serves. Raises `ended(message)` where it ends instead, with its last output; `late` after
-    `timeout_s`. When `closing` is closed, the reader is closed and the program ended. A program that ends with its last reader,
-    and must clean up, gets `leave_s` for it."""
+    `timeout_s`. SourceUnreachable, where something else ends it, now or while it is read: another one may read the disk.
+
+    When `closing` is closed, the reader is closed and the program ended. A program that ends with its last reader, and must
+    clean up, gets `leave_s` for it."""
     closing.callback(child.wait)
     closing.callback(end_group, child)
     deadline = time.monotonic() + timeout_s
     while not place.ready.exists():
         if child.poll() is not None:
-            message = place.log.read_text(errors="replace").strip()[-MESSAGE_CHARS:]
-            raise ended(message or "it gives no reason")
+            failed = _failed(child, program, place)
+            if failed.from_outside:
+                raise _gone(failed, name)
+            raise ended(failed.stderr[-MESSAGE_CHARS:] or failed.detail)
         if time.monotonic() > deadline:
             raise late
         time.sleep(_LOOK_EVERY_S)
-    uri = f"nbd+unix:///?socket={place.socket}"
-    reader = NbdReader(uri, connections=connections, name=name, connect_timeout_s=connect_timeout_s)
+    reader = NbdReader(
+        _while_it_runs(child, program, name, place), connections=connections, name=name, connect_timeout_s=connect_timeout_s
+    )
     closing.callback(_let_leave, child, leave_s)
     closing.callback(reader.close)
     return reader
+
+
+def _while_it_runs(child: "subprocess.Popen[bytes]", program: str, name: str, place: Place) -> Dial:
+    """How to connect to it. SourceUnreachable at once, where it has ended: it does not come back."""
+    connect = by_uri(f"nbd+unix:///?socket={place.socket}")
+
+    def dial(handle: nbd.NBD) -> None:
+        if child.poll() is not None:
+            raise _gone(_failed(child, program, place), name)
+        connect(handle)
+
+    return dial
+
+
+def _failed(child: "subprocess.Popen[bytes]", program: str, place: Place) -> ProgramFailed:
+    return ProgramFailed(program, child.returncode, place.log.read_text(errors="replace"))
+
+
+def _gone(failed: ProgramFailed, name: str) -> SourceUnreachable:
+    how = failed.cut_off or f"has ended with {failed.returncode}"
+    return SourceUnreachable(
+        f"{failed.program}, which reads {name}, {how}: {failed.stderr[-MESSAGE_CHARS:] or 'it printed no message'}",
+        hint=ENDED_HINT,
+    )
 
 
 def _let_leave(child: "subprocess.Popen[bytes]", within_s: float) -> None:

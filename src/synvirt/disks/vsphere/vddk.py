@@ -121,6 +121,7 @@ class VddkReader:
                 child,
                 place,
                 self._closing,
+                program="nbdkit",
                 name=spec.file,
                 connections=CONNECTIONS,
                 timeout_s=START_TIMEOUT_S,

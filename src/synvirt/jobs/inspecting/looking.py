@@ -58,6 +58,7 @@ from synvirt.offline import OfflineImporter, OpenedDisk
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S, with_free_bytes
 from synvirt.offline.registry import BY_KIND
 from synvirt.offline.several import choosing
+from synvirt.programs import ENDED_HINT, is_from_outside
 from synvirt.remote import Remote
 from synvirt.sizes import MIB
 
@@ -71,6 +72,8 @@ AT_ONCE = 16
 START_WITHIN_S = 120.0
 CAUSE_BYTES_MAX = 500
 ENDS_WITHIN_S = 10.0
+# How often a question is asked whose looker or child something else on this host has ended.
+TRIES = 3
 # The specs that an importer may answer: kinds that read files under the root.
 _BENEATH = (RawSpec, ImageSpec, QemuSpec, GzipSpec, JoinedSpec, BlankSpec, XvaSpec, ChecksumSpec)
 
@@ -144,15 +147,19 @@ class CagedLooking:
         return answer["ok"]
 
     def _answer(self, look: Look) -> dict[str, Any]:
-        for last in (False, True):
-            try:
-                return self._looker_now().answer(look)
-            except _LookerGone as error:
-                if last:
-                    raise Internal("the inspection of files does not run", hint="see the service's log") from error
-            except OSError as error:  # of a process or a socket of ours
-                raise _not_begun(look, cause_of(error)) from error
-        raise AssertionError
+        for _ in range(TRIES - 1):
+            with suppress(_LookerGone, ReaderKilled):
+                return self._answer_now(look)
+        try:
+            return self._answer_now(look)
+        except _LookerGone as error:
+            raise Internal("the inspection of files does not run", hint="see the service's log") from error
+
+    def _answer_now(self, look: Look) -> dict[str, Any]:
+        try:
+            return self._looker_now().answer(look)
+        except OSError as error:  # of a process or a socket of ours
+            raise _not_begun(look, cause_of(error)) from error
 
     def _looker_now(self) -> "_Looker":
         with self._lock:
@@ -413,23 +420,25 @@ def _late(look: Look) -> SynvirtError:
 
 
 def _broken(look: Look, status: socket.socket) -> SynvirtError:
-    """The error of the file, for a child that ended without an answer."""
+    """The error of the file, for a child that ended without an answer. ReaderKilled; _LookerGone, if it ended as well."""
     status.settimeout(ENDS_WITHIN_S)
     try:
-        code = int(status.recv(16) or b"1")
+        told = status.recv(16)
+        code = int(told or b"1")
     except (OSError, ValueError):
-        code = 1
+        told, code = b"1", 1
+    if not told:
+        raise _LookerGone
     name = Path(look.path).name
+    if is_from_outside(code):
+        raise ReaderKilled(
+            f"{name} was not inspected: what reads it was ended by {signal.Signals(-code).name}",
+            hint=f"{ENDED_HINT}; or the service's unit allows too little (MemoryMax)",
+        )
     if code == -signal.SIGXCPU:
         how = f"inspecting it took over {CPU_S} s of processor time"
     elif code == OUT_OF_MEMORY:
         how = f"inspecting it took over {MEMORY_BYTES // MIB} MiB of memory"
-    elif code == -signal.SIGKILL:  # we end a child only once it has answered
-        _log.warning("a reader was killed", file=name)
-        return ReaderKilled(
-            f"{name} was not inspected to its end: the process that did it was killed",
-            hint="memory is short, on this host or in the service's unit (MemoryMax); then try it again",
-        )
     elif code < 0:
         how = f"it broke its reader (signal {-code})"
     else:
