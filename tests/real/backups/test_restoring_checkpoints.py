@@ -8,9 +8,11 @@ from uuid import uuid4
 
 import pytest
 
+from synvirt.backups.sources import bitmap
 from synvirt.backups.sources.bitmap import delete_checkpoint
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.live.libvirt.manifest import data_disks, parse
+from synvirt.programs import ProgramFailed
 from tests.needs import need
 from tests.real.backups.restores import Room
 
@@ -91,3 +93,28 @@ def test_a_checkpoint_goes_from_the_disks_that_have_it_though_one_was_replaced(r
     domain.destroyFlags(CLOSED)
     assert [bitmaps(path) for path in paths.values()] == [[], []]
     assert domain.listAllCheckpoints(0) == []
+
+
+def test_a_checkpoint_stays_known_while_its_bitmap_cannot_be_removed(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guest was just being started, or qemu-img was killed. The bitmap stayed forever, and nobody knew of it."""
+    image, uuid, first = room.folder / "images" / "vda.qcow2", uuid4(), "synvirt-abc-1"
+    for path in (image, image.with_name("vdb.qcow2")):
+        create = [need("qemu-img", "qemu-utils"), "create", "-q", "-f", "qcow2", str(path), "8M"]
+        subprocess.run(create, check=True)
+    domain = room.connection.use().defineXML(XML.format(name=f"checkpoints-{uuid.hex[:8]}", uuid=uuid, folder=image.parent))
+    domain.create()
+    domain.checkpointCreateXML(CHECKPOINT.format(name=first), 0)
+    domain.destroyFlags(CLOSED)
+    with subprocess.Popen([need("qemu-io", "qemu-utils"), image], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.read(1)  # it asks what to do: the image is open
+        with pytest.raises(ProgramFailed, match="lock"):
+            delete_checkpoint(domain, first)
+        holder.communicate()
+    with monkeypatch.context() as patched:
+        patched.setattr(bitmap, "image_tool", lambda *_, **__: ["sh", "-c", "kill -9 $$"])
+        with pytest.raises(ProgramFailed, match="qemu-img was ended by SIGKILL"):
+            delete_checkpoint(domain, first)
+    assert [one.getName() for one in domain.listAllCheckpoints(0)] == bitmaps(image) == [first]
+    delete_checkpoint(domain, first)
+    assert (domain.listAllCheckpoints(0), bitmaps(image)) == ([], [])

@@ -33,6 +33,8 @@ from synvirt.repository.manifest import Manifest, Mark
 
 LOOK_EVERY_S = 1.0
 QEMU_IMG_TIMEOUT_S = 60
+# Of its message about an image that another program has open (QEMU's block/file-posix.c, raw_check_lock_bytes).
+LOCKED = "Failed to get"
 
 
 class ByJob:
@@ -171,7 +173,8 @@ class ByJob:
 
 
 def delete_checkpoint(domain: Any, name: str) -> None:
-    """Deletes a checkpoint, and its bitmaps in those of the domain's images that have one. libvirtError."""
+    """Deletes a checkpoint, and its bitmaps in those of the domain's images that have one. libvirtError; ProgramFailed, where
+    a bitmap may still be there, as the guest was just being started: the checkpoint stays, too, and is deleted later."""
     if domain.isActive():
         jobs.delete(domain, name)
         return
@@ -180,9 +183,13 @@ def delete_checkpoint(domain: Any, name: str) -> None:
         source = disk.find("source")
         path = None if source is None else source.get("file") or source.get("dev")
         if path is not None and disk_format(disk) == "qcow2":
-            with contextlib.suppress(ProgramFailed):  # it has none of that name
-                remove = ["qemu-img", "bitmap", "--remove", "-f", "qcow2", path, name]
+            remove = ["qemu-img", "bitmap", "--remove", "-f", "qcow2", path, name]
+            try:
                 run(image_tool(remove, writes=[path]), timeout_s=QEMU_IMG_TIMEOUT_S, name="qemu-img")
+            except ProgramFailed as failed:
+                if failed.cut_off or LOCKED in failed.stderr:
+                    raise
+                # Else it has none of that name.
     jobs.forget(domain, name)
 
 
