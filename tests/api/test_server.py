@@ -23,7 +23,6 @@ import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from synvirt.api import Server, connections, data_dir_locked, received, serve, tls
 from synvirt.api.tls import certificate, fingerprint
@@ -470,23 +469,6 @@ def test_who_says_nothing_in_tls_is_let_go(tmp_path: Path, monkeypatch: pytest.M
                 assert caller.recv(1) == b""
         until(lambda: connections.Door.total == 0)
     service.close()
-
-
-def test_a_certificate_that_is_replaced_is_used_without_a_restart(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setattr("synvirt.api.server.CERTIFICATE_LOOK_S", 0.05)
-    service, url = request.getfixturevalue("service_url")
-    path, key = (service.settings.keyring_dir / name for name in ("tls.crt", "tls.key"))
-    address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-    before = ssl.get_server_certificate(address)
-    path.write_text("half of it")
-    time.sleep(0.3)
-    assert ssl.get_server_certificate(address) == before
-    monkeypatch.setattr(ec, "generate_private_key", lambda _: rsa.generate_private_key(65537, 2048))
-    tls._make(path, key)
-    until(lambda: ssl.get_server_certificate(address) != before)
-    assert ssl.get_server_certificate(address).strip() == path.read_text().strip()
 
 
 def test_no_cipher_without_aead(service_url: tuple[Service, str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from synvirt.api.connections import Door
-from synvirt.api.tls import certificate, fingerprint
+from synvirt.api.tls import certificate, fingerprint, renew
 from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings
 from synvirt.settings.starting import found_address
@@ -52,6 +52,10 @@ class Listening:
             self.unix.listen()
         except OSError as error:
             raise _refused(self._settings.listen, error) from error
+
+    def renew_certificate(self) -> None:
+        """Makes the service's own certificate again, before it expires. OSError; ValueError: it is not whole now."""
+        renew(self._settings)
 
     def close(self) -> None:
         """Idempotent."""

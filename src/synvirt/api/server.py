@@ -127,12 +127,19 @@ class Server:
             await watcher
 
     async def _follow_certificate(self) -> None:
-        """Uses a new certificate as soon as its files are there, without a restart."""
+        """Uses a new certificate as soon as its files are there, without a restart, and renews the service's own."""
         if self._sockets.tls is None:
             return
         replaced = Replaced(*self._sockets.tls)
+        refused = ""
         while True:
             await asyncio.sleep(CERTIFICATE_LOOK_S)
+            try:
+                await asyncio.to_thread(self._sockets.renew_certificate)
+            except (OSError, ValueError) as error:  # the old one stays, and this is tried again
+                if str(error) != refused:
+                    refused = str(error)
+                    _log.warning("the certificate is not renewed", cause=refused)
             context = self._servers[0][0].config.ssl
             with contextlib.suppress(OSError):  # replaced again at this moment: seen at the next look
                 if await asyncio.to_thread(replaced.look) and context is not None:

@@ -1,4 +1,4 @@
-"""The certificate for HTTPS: the operator's, or one made at the first start. Blocking code."""
+"""The certificate for HTTPS: the operator's, or one made at the first start and renewed by itself. Blocking code."""
 
 import ipaddress
 import os
@@ -18,7 +18,7 @@ from synvirt.errors import BadRequest
 from synvirt.settings import Settings
 from synvirt.settings.starting import check_pair, given_certificate
 
-# Browsers refuse longer ones (CA/Browser Forum, Ballot SC22). A start within the last month makes a new one.
+# Browsers refuse longer ones (CA/Browser Forum, Ballot SC22). In the last month a new one is made.
 VALID_DAYS = 397
 RENEW_DAYS = 30
 
@@ -36,10 +36,17 @@ def certificate(settings: Settings) -> tuple[Path, Path]:
         ) from error
     if given is not None:
         return given
-    made = settings.keyring_dir / "tls.crt", settings.keyring_dir / "tls.key"
+    made = _own(settings)
     if not _still_good(*made):
         _make(*made)
     return made
+
+
+def renew(settings: Settings) -> None:
+    """Makes the service's own certificate again once it is in the last month of its validity. One that is not whole is left
+    alone, as somebody may be replacing it. OSError."""
+    if settings.tls_certificate is None and settings.tls_key is None and _ends_soon((made := _own(settings))[0]):
+        _make(*made)
 
 
 def fingerprint(path: Path) -> str:
@@ -95,15 +102,25 @@ def _state_of(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
+def _own(settings: Settings) -> tuple[Path, Path]:
+    return settings.keyring_dir / "tls.crt", settings.keyring_dir / "tls.key"
+
+
 def _still_good(path: Path, key: Path) -> bool:
     if not (path.exists() and key.exists()):
         return False
     try:
-        until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        soon = _ends_soon(path)
         check_pair(path, key)
     except (ValueError, BadRequest):
         return False  # incomplete after a full disk, or not of each other: made again
-    return until > datetime.now(UTC) + timedelta(days=RENEW_DAYS)
+    return not soon
+
+
+def _ends_soon(path: Path) -> bool:
+    """ValueError, if the file is no certificate; OSError."""
+    until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return until <= datetime.now(UTC) + timedelta(days=RENEW_DAYS)
 
 
 def _make(path: Path, key_path: Path) -> None:
