@@ -1,4 +1,4 @@
-"""A stream ends once its caller would not be admitted any more, and goes on for all others."""
+"""A stream or an upload ends once its caller would not be admitted any more, and goes on for all others."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from synvirt.api.callers.auth import Throttled
 from synvirt.model.values import now
 from synvirt.store.access import Token
 from synvirt.store.tables import tokens
+from tests.api.uploads.sending import FORM, GOOD, assert_nothing
 from tests.fakes.service import PREFIX, Service, every_role
 
 API, PASSWORD = "/api/v1", "pw"
@@ -36,8 +37,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Se
     service.close()
 
 
-def token(service: Service, client: httpx.Client) -> tuple[dict[str, str], str]:
-    made = client.post(f"{API}/tokens", auth=("admin", PASSWORD), json={"name": "ci", "role": "viewer"}).json()
+def token(service: Service, client: httpx.Client, role: Role = Role.VIEWER) -> tuple[dict[str, str], str]:
+    made = client.post(f"{API}/tokens", auth=("admin", PASSWORD), json={"name": "ci", "role": role}).json()
     return {"Authorization": f"Bearer {made['secret']}"}, made["id"]
 
 
@@ -120,3 +121,26 @@ def test_it_goes_on_with_another_role_that_is_enough(
     monkeypatch.setattr(f"{__name__}.ENDS_WITHIN_S", 1.5)
     client, operator = served[1], {"Authorization": httpx.BasicAuth("operator", PASSWORD)._auth_header}
     assert outlives(client, STREAMS[0], operator, lambda: set_password(tmp_path / "users", "operator", PASSWORD, Role.VIEWER))
+
+
+@pytest.mark.parametrize("path", [f"{PREFIX}/uploads", "/uploads"])
+def test_an_upload_ends_when_its_token_is_revoked(served: tuple[Service, httpx.Client], path: str) -> None:
+    """It would be listed at its end, hours later, for a caller that is nobody any more."""
+    service, client = served
+    bearer, id_ = token(service, client, Role.OPERATOR)
+
+    def body() -> Iterator[bytes]:
+        yield GOOD.removesuffix(b"\r\n")
+        revoked = client.delete(f"{API}/tokens/{id_}", auth=("admin", PASSWORD))
+        assert revoked.status_code == 204
+        until = time.monotonic() + ENDS_WITHIN_S
+        while time.monotonic() < until:
+            time.sleep(0.05)
+            yield bytes(1000)
+        yield b"\r\n--b--\r\n"
+
+    with httpx.Client(base_url=client.base_url, timeout=60) as sender:
+        answer = sender.post(path, headers=bearer | FORM | OURS, content=body())
+    assert answer.status_code == 401
+    assert "revoked" in answer.text
+    assert_nothing(service)

@@ -1,5 +1,5 @@
-"""A stream goes on only while its caller would be admitted: it may be open for days, and meanwhile a token is revoked or has
-expired, an account is removed or gets another password or role, or a session ends."""
+"""A stream and an upload go on only while their caller would be admitted: they may take days, and meanwhile a token is revoked
+or has expired, an account is removed or gets another password or role, or a session ends."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -24,8 +24,22 @@ class _Over(Exception):
 async def staying(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, refused: Callable[[], Awaitable[SynvirtError | None]]
 ) -> None:
-    """Runs the app. A stream that it answers ends as soon as `refused` says why its caller is not admitted any more."""
+    """Runs the app. As soon as `refused` says why its caller is not admitted any more, a stream that it answers ends, and a
+    body that it receives fails with that error."""
     checked_at: float | None = None  # only of a stream
+    received_at: float | None = time.monotonic()  # None: the body was refused
+
+    async def receiving() -> Message:
+        nonlocal received_at
+        message = await receive()
+        ahead = message["type"] == "http.request" and message.get("more_body", False)
+        if ahead and received_at is not None and time.monotonic() - received_at >= CHECKED_EVERY_S:
+            received_at = time.monotonic()
+            if (why := await refused()) is not None:
+                _log.info("an upload ends", why=why.detail)
+                received_at = None  # the app's answer may read on, to close the connection well
+                raise why
+        return message
 
     async def sending(message: Message) -> None:
         nonlocal checked_at
@@ -40,6 +54,6 @@ async def staying(
         await send(message)
 
     try:
-        await app(scope, receive, sending)
+        await app(scope, receiving, sending)
     except _Over:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
