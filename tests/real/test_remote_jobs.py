@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from synvirt.errors import AuthFailed, BadRequest, InvalidPlan
+from synvirt.migrations import patience
 from synvirt.migrations.memory import JobMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
@@ -25,7 +26,7 @@ from tests.house import Crash, House, crash_at
 from tests.migrations.test_bad_archives import NAME, OVF, files_of
 from tests.offline import appliances
 from tests.running.forked_small import by_python
-from tests.running.processes import workers
+from tests.running.processes import until, workers
 from tests.servers import remote_servers as servers
 
 # Stands nowhere by chance.
@@ -313,15 +314,31 @@ def test_what_cannot_work_is_refused_with_the_plan(house: House, nginx: servers.
     assert house.store.documents(limit=5)[0] == []
 
 
-def test_a_service_whose_key_was_lost_says_so(house: House, nginx: servers.Nginx) -> None:
+def test_a_job_waits_for_the_key_that_sealed_its_credentials(
+    house: House, nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host has changed the fleet's key, and sealed them again: the job failed with E_MIG_INTERNAL, its copy lost."""
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    monkeypatch.setattr(patience, "PAUSES_S", dict.fromkeys(patience.PAUSES_S, (0.1,)))
     job = house.intake.submit(by_https(nginx))
     house.close()
-    (house.folder / "migrator.key").unlink()
+    key = house.folder / "migrator.key"
+    new = key.read_bytes()
+    key.unlink()
     again = House(house.folder, real_importers=True)
-    failed = again.run(job.id)
-    assert failed.state == State.FAILED
-    assert failed.last_error is not None
-    assert "sealed secret cannot be opened" in failed.last_error.message
+    ended: list[Migration] = []
+    running = threading.Thread(target=lambda: ended.append(again.run(job.id)))
+    running.start()
+    until(lambda: again.store.get(job.id).last_error is not None)
+    error = again.store.get(job.id).last_error
+    assert error is not None
+    assert (error.code, error.fatal) == ("E_MIG_AUTH_FAILED", False)
+    assert f"the credentials of job {job.id} cannot be opened with the key of this host" in error.message
+    assert "copy keyring/migrator.key" in (error.hint or "")
+    key.write_bytes(new)
+    running.join(60)
+    assert_imported(again, ended[0])
+    assert ended[0].last_error is None
     again.close()
 
 

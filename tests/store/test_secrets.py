@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.errors import Internal
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND
-from synvirt.migrations.secrets import JobSecrets
+from synvirt.migrations.secrets import JobSecrets, SealedElsewhere
 from synvirt.migrations.sources.registered import Sources
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS, State
@@ -41,7 +40,7 @@ def test_those_of_one_job_open_for_no_other(store: Store, tmp_path: Path) -> Non
     secrets = JobSecrets(store, keyring)
     one, other = added(store, secrets), a_job(name="other")
     store.add(other, host="h", sealed=store.sealed(one.id))
-    with pytest.raises(Internal, match="cannot be opened"):
+    with pytest.raises(SealedElsewhere, match="cannot be opened"):
         secrets.opened(other.id)
 
 

@@ -5,7 +5,7 @@
                    └─ too long: the trouble itself, and the job fails
 
 For example a source is away; a destination's file system is not mounted yet; another tool is just backing up the VM; a
-password was changed while a job is held.
+password was changed while a job is held; another host has changed the sealing key, which is not copied here yet.
 """
 
 import time
@@ -28,6 +28,7 @@ from synvirt.errors import (
 from synvirt.guests import AdoptFailed
 from synvirt.live import GuestStaysOn
 from synvirt.migrations.job import Job
+from synvirt.migrations.secrets import SealedElsewhere
 from synvirt.model.kinds import Mode
 from synvirt.model.values import now
 from synvirt.repeating import pause_after
@@ -46,6 +47,8 @@ class SnapshotNotMade(SnapshotFailed):
 PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     SourceUnreachable: (1, 2, 4, 8, 16, 30, 60),
     SnapshotNotMade: (60,),
+    # An operator copies the fleet's key to this host.
+    SealedElsewhere: (1, 2, 4, 8, 16, 30),
     AuthFailed: (300,),
     # The guest must not be powered off by force: its updates will end, or its owner will shut it down.
     GuestStaysOn: (60,),
@@ -56,7 +59,7 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     HypervisorAway: (1, 2, 4, 8, 16, 30),
 }
 # For these a whole step is called again, not only the call that failed.
-HERE = (DestinationAway, HypervisorAway)
+HERE = (DestinationAway, HypervisorAway, SealedElsewhere)
 # From the first error, including the time before it in which the source did not answer. A short interruption is not shown; a
 # longer one is shown within a minute.
 SHOWN_FROM_S = 30.0
@@ -164,8 +167,8 @@ async def patiently(job: Job, attempt: Callable[[Patience], Awaitable[T]], limit
 
 
 async def while_something_here_is_away(job: Job, step: Callable[[Job], Awaitable[T]]) -> T:
-    """The step's result. The step is called again while its destination or this host's libvirtd is away, also where it went in
-    the step's middle."""
+    """The step's result. The step is called again while its destination, this host's libvirtd or the fleet's key is away, also
+    where it went in the step's middle."""
     try:
         return await _tried(job, step)
     except HERE as error:

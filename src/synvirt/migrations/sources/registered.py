@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from synvirt import outgoing
-from synvirt.errors import AuthFailed, BadRequest, Internal, InvalidPlan, SourceUnreachable
+from synvirt.errors import BadRequest, Internal, InvalidPlan, SourceUnreachable
 from synvirt.jobs.waiting import Waiting
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
@@ -32,7 +32,7 @@ from synvirt.live.form import Form
 from synvirt.live.recording import Recording, named
 from synvirt.live.recording import lines as recorded
 from synvirt.live.registry import Platform
-from synvirt.migrations.secrets import belongs_to
+from synvirt.migrations.secrets import belongs_to, sealed_elsewhere
 from synvirt.migrations.sources.probing import measured_rates, probe
 from synvirt.migrations.sources.trials import Trials
 from synvirt.model.access import Credentials
@@ -67,11 +67,6 @@ class Inventory:
     instance_id: str
     warm: bool
     vms: tuple[VmRow, ...]
-
-
-class SealedElsewhere(AuthFailed):
-    """The credentials are sealed with another key than this host's. It may pass, when an operator copies the fleet's key
-    here."""
 
 
 class Sources:
@@ -208,7 +203,7 @@ class Sources:
         return count
 
     def check_opens(self, source_id: UUID) -> None:
-        """NotFound; AuthFailed, if this host cannot open the source's credentials."""
+        """NotFound; SealedElsewhere, if this host cannot open the source's credentials."""
         _, sealed = self._rows.opened(source_id)
         self._opened(source_id, sealed)
 
@@ -355,11 +350,7 @@ class Sources:
         try:
             opened: dict[str, str] = json.loads(self._keyring.unseal(sealed, belongs_to=belongs_to("source", source_id)))
         except Internal as error:
-            raise SealedElsewhere(
-                f"the credentials of source {source_id} cannot be opened with the key of this host",
-                hint="copy keyring/migrator.key from the host that sealed them, or give the credentials again: "
-                "docs/operating.md, «Several hosts»",
-            ) from error
+            raise sealed_elsewhere(f"source {source_id}") from error
         return opened
 
     def _sample(self) -> tuple[bytes, bytes] | None:
