@@ -4,6 +4,7 @@
 AES-256-GCM (NIST SP 800-38D). Its owner is bound in as associated data, so that it cannot be opened for another owner.
 """
 
+import hmac
 import os
 import secrets
 import stat
@@ -11,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from synvirt.durable import put_private_file, sweep, sync_folder
-from synvirt.errors import Internal, SynvirtError
+from synvirt.errors import Conflict, Internal, SynvirtError
 
 KEY_BYTES = 32
 KEY_MODE = 0o600
@@ -34,6 +36,11 @@ class KeyUnusable(SynvirtError):
     """The sealing key is not what it must be."""
 
     code, status = "E_MIG_INTERNAL", 500
+
+
+class KeyReplaced(Conflict):
+    """Another host of the fleet has put a new key in the place of this host's: what was sealed here now would be lost as soon
+    as that one is copied here."""
 
 
 def migrator_key(path: Path) -> bytes:
@@ -93,6 +100,13 @@ Reseal = Callable[[bytes, bytes], bytes]
 Sample = Callable[[], tuple[bytes, bytes] | None]
 
 
+class Replacement(NamedTuple):
+    """A key was replaced by the key with the name `by`, on a host."""
+
+    by: str
+    host: str
+
+
 class Keyring:
     """The key in use, and its replacement. Usable from any thread.
 
@@ -106,6 +120,8 @@ class Keyring:
         sweep(path.parent, self._next.name)
         self._key = migrator_key(path)
         self._changing = threading.RLock()
+        # What has replaced the key with this name, on any host of the fleet; None: nothing has. It asks the store.
+        self.replacement: Callable[[str], Replacement | None] = lambda name: None
         # While a change is not settled: gives what `settle` needs.
         self._unsettled: Sample | None = None
 
@@ -116,10 +132,12 @@ class Keyring:
             yield
 
     def seal(self, secret: bytes, *, belongs_to: bytes) -> bytes:
-        """Seals a secret; it opens only with the same `belongs_to`. The key file is read again if it has changed."""
+        """Seals a secret; it opens only with the same `belongs_to`. The key file is read again if it has changed.
+        KeyReplaced."""
         with self._changing:
             self._settle_left()
             self._look()
+            self._refuse_replaced()
             return seal(self._key, secret, belongs_to=belongs_to)
 
     def unseal(self, sealed: bytes, *, belongs_to: bytes) -> bytes:
@@ -142,13 +160,24 @@ class Keyring:
         with suppress(KeyUnusable):  # missing, or only half copied: the key in memory still works
             self._key = _read(self._path)
 
+    def _refuse_replaced(self) -> None:
+        found = self.replacement(name_of(self._key))
+        if found is not None:
+            raise KeyReplaced(
+                f"the sealing key of this host was replaced on host {found.host}, and nothing can be sealed with it any more",
+                hint=f"copy keyring/migrator.key from host {found.host} to this one: docs/operating.md, «Several hosts»",
+            )
+
     def settle(self, sample: tuple[bytes, bytes] | None) -> None:
         """Finishes a change of keys that a crash interrupted. `sample`: something sealed, and its owner; None: nothing is
         sealed."""
         with self._changing:
             if not self._next.exists():
                 return
-            if sample is None or opens(self._key, *sample):
+            found = self.replacement(name_of(self._key))
+            if found is not None and found.by == name_of(key := _read(self._next)):
+                self._take_next(key)
+            elif found is not None or sample is None or opens(self._key, *sample):
                 self._next.unlink()
             elif opens(key := _read(self._next), *sample):
                 self._take_next(key)
@@ -165,10 +194,13 @@ class Keyring:
             self.settle(self._unsettled())
             self._unsettled = None
 
-    def rotate(self, store: Callable[[Reseal], int], sample: Sample) -> int:
-        """Changes the key. `store` replaces everything that is sealed, all or nothing, and returns how much that was."""
+    def rotate(self, store: Callable[[Reseal, str, str], int], sample: Sample) -> int:
+        """Changes the key. `store` replaces everything that is sealed, and notes that the key with the first name was replaced
+        by that with the second, all or nothing; it returns how much was sealed. KeyReplaced."""
         with self._changing:
             self.settle(sample())
+            self._look()
+            self._refuse_replaced()
             key = migrator_key(self._next)
             sync_folder(self._next.parent)
 
@@ -177,10 +209,11 @@ class Keyring:
 
             self._unsettled = sample
             try:
-                count = store(reseal)
+                count = store(reseal, name_of(self._key), name_of(key))
                 self._take_next(key)
             except Exception:  # the transaction may have been committed although its answer was lost
                 self._settle_left()
+                self._refuse_replaced()  # another host was faster
                 raise
             self._unsettled = None
             return count
@@ -189,6 +222,11 @@ class Keyring:
         self._next.replace(self._path)
         sync_folder(self._path.parent)
         self._key = key
+
+
+def name_of(key: bytes) -> str:
+    """By which hosts know a key, without knowing the key."""
+    return hmac.digest(key, b"the name of a sealing key", "sha256")[:16].hex()
 
 
 def opens(key: bytes, sealed: bytes, belongs_to: bytes) -> bool:

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from synvirt import outgoing
 from synvirt.errors import AuthFailed, BadRequest, Conflict, NotFound, PersistFailed
-from synvirt.keyring import Keyring, KeyUnusable, Reseal
+from synvirt.keyring import KeyReplaced, Keyring, KeyUnusable, Reseal
 from synvirt.live.registry import BY_KIND
 from synvirt.migrations.sources.registered import Sources
 from synvirt.model.kinds import LiveKind
@@ -168,6 +168,59 @@ def test_a_rotation_leaves_what_only_another_hosts_key_opens(store: Store, tmp_p
     assert password(one, store, theirs) == "new"
 
 
+def test_nothing_is_sealed_with_a_key_that_another_host_has_replaced(store: Store, tmp_path: Path) -> None:
+    """It would be lost as soon as the new key is copied over that one; so would all be that another rotation seals."""
+    one = started(store, tmp_path / "a", "a")
+    (tmp_path / "b").mkdir()
+    key, copied = (tmp_path / host / "migrator.key" for host in "ab")
+    copied.write_bytes(key.read_bytes())
+    copied.chmod(0o600)
+    other = started(store, tmp_path / "b", "b")
+    first = registered(one, "one")
+    assert one.rotate_key() == 1
+    for host in (other, started(store, tmp_path / "b", "b")):
+        with pytest.raises(KeyReplaced, match="replaced on host a") as refused:
+            registered(host, "two")
+        assert "copy keyring/migrator.key from host a" in (refused.value.hint or "")
+        with pytest.raises(KeyReplaced):
+            host.rotate_key()
+        assert not (tmp_path / "b" / "migrator.key.new").exists()
+    copied.write_bytes(key.read_bytes())
+    second = registered(other, "two")
+    assert other.rotate_key() == 2
+    with pytest.raises(KeyReplaced, match="replaced on host b"):
+        registered(one, "three")
+    key.write_bytes(copied.read_bytes())
+    assert [password(one, store, id_) for id_ in (first, second)] == ["secret of one", "secret of two"]
+
+
+def test_of_two_hosts_that_change_the_key_at_once_one_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever key is copied to the other, nothing is lost with the one that it replaces."""
+    one = started(store, tmp_path / "a", "a")
+    (tmp_path / "b").mkdir()
+    key, copied = (tmp_path / host / "migrator.key" for host in "ab")
+    copied.write_bytes(key.read_bytes())
+    copied.chmod(0o600)
+    other = started(store, tmp_path / "b", "b")
+    ids = [registered(one, "one"), registered(other, "two")]
+    reseal = store.sources.reseal
+
+    def overtaken(*arguments: object, **named: object) -> int:
+        monkeypatch.setattr(store.sources, "reseal", reseal)
+        assert one.rotate_key() == 2
+        return reseal(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store.sources, "reseal", overtaken)
+    with pytest.raises(KeyReplaced):
+        other.rotate_key()
+    assert not (tmp_path / "b" / "migrator.key.new").exists()
+    copied.write_bytes(key.read_bytes())
+    for host in (one, other):
+        assert [password(host, store, id_) for id_ in ids] == ["secret of one", "secret of two"]
+
+
 # ── the key changed ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -201,7 +254,7 @@ def test_a_crash_while_the_key_changes_costs_nothing(
         real = Keyring.rotate
 
         def rotate(self: Keyring, store_: object, sample: object) -> int:
-            def interrupted(anew: Reseal) -> int:
+            def interrupted(anew: Reseal, *names: str) -> int:
                 def third(sealed: bytes, belongs_to: bytes) -> bytes:
                     nonlocal seen
                     seen += 1
@@ -209,7 +262,7 @@ def test_a_crash_while_the_key_changes_costs_nothing(
                         raise Crash
                     return anew(sealed, belongs_to)
 
-                return store_(third)  # type: ignore[operator, no-any-return]
+                return store_(third, *names)  # type: ignore[operator, no-any-return]
 
             return real(self, interrupted, sample)  # type: ignore[arg-type]
 

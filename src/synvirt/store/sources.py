@@ -17,10 +17,12 @@ from synvirt.sizes import counted
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.ledger import LedgerEntry, Owner, forget, record, strike
 from synvirt.store.migration_rows import is_unended, one_at_a_time
-from synvirt.store.tables import ledger, migrations, secrets, sources, wave_hooks
+from synvirt.store.tables import ledger, migrations, schema_facts, secrets, sources, wave_hooks
 
 # Two sources of one name that are added at the same moment must not both find it free: "srcn".
 NAMES_LOCK = 0x7372636E
+# What the facts about a sealing key that was replaced are named by, with the key's name.
+_REPLACED = "sealing_key_replaced "
 # All sealed things: the kind of owner, the table, and the column with the owner's id.
 _SEALED = (
     ("source", sources, sources.c.id),
@@ -131,9 +133,18 @@ class SourceRows:
                 for row in db.execute(select(key.label("id"), table.c.host, table.c.sealed))
             ]
 
-    def reseal(self, reseal: Callable[[Sealed], bytes | None]) -> int:
-        """Seals all things again, or none. Where `reseal` gives None, a thing stays as it is. The number of sources that were
-        sealed again."""
+    def replacement_of(self, key: str) -> tuple[str, str] | None:
+        """The name of the key by which the key with this name was replaced, and the host on which; None: it was not."""
+        with self._reading() as db:
+            found = db.execute(select(schema_facts.c.value).where(schema_facts.c.key == _REPLACED + key)).scalar()
+        if found is None:
+            return None
+        by, _, host = found.partition(" ")
+        return by, host
+
+    def reseal(self, reseal: Callable[[Sealed], bytes | None], *, replaced: str, by: str, host: str) -> int:
+        """Seals all things again, or none. Where `reseal` gives None, a thing stays as it is. `replaced`, `by`: the names of
+        the key before and of that after, which are noted, too. The number of sources that were sealed again."""
         count = 0
         with self._writing() as db:
             for owner, table, key in _SEALED:
@@ -142,6 +153,7 @@ class SourceRows:
                     if sealed is not None:
                         db.execute(update(table).where(key == row.id).values(sealed=sealed))
                         count += owner == "source"
+            db.execute(insert(schema_facts).values(key=_REPLACED + replaced, value=f"{by} {host}"))
         return count
 
     # ── deep tests ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ hosts                        each host's lease and epoch: it writes under these
 slots                        which jobs read a source's host or write a destination, and which wait
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms of all hosts, each with its credentials, sealed
-schema_facts                 which versions of the service may use these tables
+schema_facts                 which versions of the service may use these tables, and which sealing keys were replaced
 backups                      repositories, jobs, runs and restore points; the point itself is in its repository
 backup_events                a row for each move of a run, with the run as it was then; the oldest are swept
 waves ──< wave_members       a wave, and a row for each member, as one of thousands changes at a time
@@ -209,7 +209,8 @@ slots = Table(
     sqlite_autoincrement=True,
 )
 
-# `usable_from`: the first revision whose service can work with these tables (upgrading.py).
+# `usable_from`: the first revision whose service can work with these tables (upgrading.py). `sealing_key_replaced NAME`: by
+# which sealing key that one was replaced, and on which host (sources.py).
 schema_facts = Table(
     "schema_facts",
     METADATA,

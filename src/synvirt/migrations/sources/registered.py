@@ -26,7 +26,7 @@ import structlog
 from synvirt import outgoing
 from synvirt.errors import BadRequest, Internal, InvalidPlan, SourceUnreachable
 from synvirt.jobs.waiting import Waiting
-from synvirt.keyring import Keyring, Reseal
+from synvirt.keyring import Keyring, Replacement, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
 from synvirt.live.form import Form
 from synvirt.live.recording import Recording, named
@@ -89,6 +89,7 @@ class Sources:
         self.on_change: Callable[[UUID], None] = lambda source_id: None
         self._listings: dict[UUID, tuple[float, list[VmRow]]] = {}
         self.trials = Trials(rows, host=host, open_adapter=self._adapter)
+        keyring.replacement = self._replacement
         keyring.settle(self._sample())
 
     # ── kept (these block) ───────────────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +188,7 @@ class Sources:
         """Seals all credentials with a new key and gives the number of sources. Those that a host with another key has sealed
         stay."""
 
-        def store(reseal: Reseal) -> int:
+        def store(reseal: Reseal, replaced: str, by: str) -> int:
             def resealed(one: Sealed) -> bytes | None:
                 try:
                     return reseal(one.sealed, belongs_to(one.owner, one.id))
@@ -196,7 +197,7 @@ class Sources:
                         raise
                     return None
 
-            return self._rows.reseal(resealed)
+            return self._rows.reseal(resealed, replaced=replaced, by=by, host=self._host)
 
         count = self._keyring.rotate(store, self._sample)
         log.info("key rotated", sources=count)
@@ -352,6 +353,10 @@ class Sources:
         except Internal as error:
             raise sealed_elsewhere(f"source {source_id}") from error
         return opened
+
+    def _replacement(self, key: str) -> Replacement | None:
+        found = self._rows.replacement_of(key)
+        return None if found is None else Replacement(*found)
 
     def _sample(self) -> tuple[bytes, bytes] | None:
         """Sealed credentials that this host's key, or the next one, opens, if there are any."""
