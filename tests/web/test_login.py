@@ -34,6 +34,37 @@ def test_in_and_out(browser: Browser, served: tuple[Service, str]) -> None:
     context.close()
 
 
+def test_what_was_typed_outlives_the_session(browser: Browser, served: tuple[Service, str]) -> None:
+    """A form is filled in for an hour, or over lunch: its session ends meanwhile."""
+    service, address = served
+    context = opened(browser, address)
+    page = context.new_page()
+    page.goto("/windows/new")
+    typed = {
+        "id": "nights",
+        "name": "Nights",
+        "timezone": "Europe/Berlin",
+        "start": "2026-11-28T22:00:00",
+        "end": "2026-11-29T05:00:00",
+    }
+    for name, value in typed.items():
+        page.locator(f"main [name={name}]").fill(value)
+    context.clear_cookies()
+    page.locator("main [name=end]").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("nothing was done with what was sent")
+    look_at(page, "logged-out-form")
+    with context.expect_page() as another:
+        page.get_by_role("link", name="Log in, in another tab").click()
+    another.value.get_by_label("Account").fill(USER)
+    another.value.get_by_label("Password").fill(PASSWORD)
+    another.value.keyboard.press("Enter")
+    expect(another.value).to_have_title("Migrations · SynVirt")
+    page.reload()
+    expect(page).to_have_title("Windows · SynVirt")
+    assert [(window.id, window.name) for window in service.store.windows.all()] == [("nights", "Nights")]
+    context.close()
+
+
 def test_by_an_openid_provider(browser: Browser, tmp_path: Path) -> None:
     """Which is another site, so that the browser's own rules for cookies and forms hold: a real provider, a real browser."""
     port = free_port()

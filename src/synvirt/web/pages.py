@@ -20,7 +20,7 @@ from synvirt.acting import current
 from synvirt.api.callers.roles import needed_role
 from synvirt.api.problems import incident, refused
 from synvirt.api.routing import Routes
-from synvirt.errors import NotFound, SynvirtError
+from synvirt.errors import NotFound, SynvirtError, Unauthorized
 from synvirt.programs import ProgramFailed
 from synvirt.sizes import duration, exact_size, percent
 from synvirt.web import words
@@ -110,7 +110,8 @@ class Pages:
 
     def failure(self, error: SynvirtError, status: int | None = None) -> Response:
         """`status`: replaces the error's own."""
-        return self.page("failure.html", status=status or error.status, error=error)
+        logs_in = isinstance(error, Unauthorized)
+        return self.page("failure.html", status=status or error.status, error=error, logs_in=logs_in)
 
     def _address(self, name: str) -> str:
         """The address with a hash of the content: a browser keeps it permanently, and asks again after an upgrade."""

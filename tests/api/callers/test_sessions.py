@@ -86,11 +86,37 @@ def test_a_stranger_with_a_browser_is_led_to_the_log_in_and_back(client: httpx.C
     assert ">Sources<" not in page.text
     [following] = parse_qs(urlsplit(led.headers["Location"]).query)["next"]
     assert log_in(client, "viewer", next=following).headers["Location"] == path
-    form = client.post("/kvm/doctor", headers=BROWSER | {"Sec-Fetch-Site": "same-origin"})
-    assert (form.status_code, form.headers["Location"]) == (303, "/kvm/login"), "a form of a session that has ended"
-    part = client.get("/kvm/sources", headers=OURS | {"HX-Request": "true"})
-    assert (part.status_code, part.headers["HX-Redirect"], "WWW-Authenticate" in part.headers) == (401, "/kvm/login", False)
     assert "WWW-Authenticate" in client.get(f"{API}/migrations").headers, "the API's callers have Basic"
+
+
+def test_what_is_sent_after_the_session_has_ended_is_answered_and_not_led_away(client: httpx.Client) -> None:
+    """An answer can be loaded again, with what was typed; a redirect loses it."""
+    ours = BROWSER | {"Sec-Fetch-Site": "same-origin"}
+    form = client.post("/kvm/doctor", headers=ours | {"Accept": "text/html"})
+    assert (form.status_code, "WWW-Authenticate" in form.headers) == (401, False)
+    assert "reload this page" in form.text
+    assert 'href="/kvm/login"' in form.text
+    assert ">Sources<" not in form.text
+    out = client.post("/kvm/logout", headers=ours | {"Accept": "text/html"})
+    assert (out.status_code, out.headers["Location"]) == (303, "/kvm/login"), "nothing was typed"
+    upload = client.post(f"{API}/uploads", headers=OURS)
+    assert (upload.status_code, "WWW-Authenticate" in upload.headers) == (401, False)
+    assert "another tab" in upload.json()["hint"], "a script of the page shows it to a person, who knows no Basic"
+
+
+@pytest.mark.parametrize(
+    ("shown", "following"),
+    [("https://kvm1:8443/kvm/waves/1?state=ready", "/kvm/waves/1?state=ready"), ("https://[kvm1/", "/kvm/"), ("", "/kvm/")],
+)
+def test_a_page_that_asks_again_by_itself_is_led_to_the_log_in_and_back(
+    client: httpx.Client, shown: str, following: str
+) -> None:
+    part = client.get("/kvm/waves/1", headers=OURS | {"HX-Request": "true", "HX-Current-URL": shown})
+    assert (part.status_code, "WWW-Authenticate" in part.headers) == (401, False)
+    page = urlsplit(part.headers["HX-Redirect"])
+    assert page.path == "/kvm/login"
+    asked = parse_qs(page.query).get("next", [""])[0]
+    assert log_in(client, "viewer", next=asked).headers["Location"] == following
 
 
 @pytest.mark.parametrize(

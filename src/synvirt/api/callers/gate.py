@@ -16,7 +16,7 @@ from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Protocol, TypeVarTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import Headers
@@ -83,6 +83,10 @@ LOCAL = "synvirt.local"
 KNOWN, CALLER = "synvirt.known", "synvirt.caller"
 # The gate itself, for the page's log-in.
 DOOR = "synvirt.door"
+# What a browser is told that has no session: a form's answer, and a script's.
+ENDED = "nobody is logged in here any more, and nothing was done with what was sent"
+SEND_AGAIN = "log in in another tab, then reload this page: the browser still has what was typed, and sends it again"
+TRY_AGAIN = "log in in another tab, then try again here"
 TOKEN_PREFIX = "svt_"  # noqa: S105 - the beginning of every token, not a token
 
 
@@ -278,23 +282,30 @@ class Gate:
         return self.oidc
 
     def _refusal(self, scope: Scope, error: SynvirtError) -> Response:
-        """A browser is sent to the page's log-in, as its own password box keeps the password until the browser closes."""
+        """A browser is sent to the page's log-in, as its own password box keeps the password until the browser closes. But not
+        with a form: what was typed would be lost, while an answer to the form can be loaded again, which sends it again."""
         headers = Headers(scope=scope)
         if not isinstance(error, Unauthorized):
             return answered(scope, error)
         if isinstance(error, TooManyAttempts):  # RFC 6585: the password may be right
             waiting = of_its_side(scope["path"], BadRequest(error.detail, hint=error.hint))
             return problem(waiting, status=HTTPStatus.TOO_MANY_REQUESTS, headers={"Retry-After": str(math.ceil(error.wait_s))})
-        refusal = problem(of_its_side(scope["path"], error))
         if "authorization" in headers or "sec-fetch-site" not in headers:
-            return refusal
+            return problem(of_its_side(scope["path"], error))
         login, reading = f"{self._base_url}/login", scope["method"] in READING
         if headers.get("sec-fetch-mode") == "navigate" and (reading or headers["sec-fetch-site"] == "same-origin"):
-            asked = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
-            return RedirectResponse(f"{login}?next={quote(asked, safe='')}" if reading else login, status_code=303)
-        del refusal.headers["WWW-Authenticate"]
+            if reading:
+                asked = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
+                return RedirectResponse(f"{login}?next={quote(asked, safe='')}", status_code=303)
+            if scope["path"] == f"{self._base_url}/logout":
+                return RedirectResponse(login, status_code=303)
+            refusal = answered(scope, Unauthorized(ENDED, hint=SEND_AGAIN))
+        else:
+            refusal = problem(of_its_side(scope["path"], Unauthorized(ENDED, hint=TRY_AGAIN)))
+        if "WWW-Authenticate" in refusal.headers:
+            del refusal.headers["WWW-Authenticate"]
         if "hx-request" in headers:
-            refusal.headers["HX-Redirect"] = login
+            refusal.headers["HX-Redirect"] = f"{login}?next={quote(_here(headers.get('hx-current-url', '')), safe='')}"
         return refusal
 
     def _is_asked(self, scope: Scope) -> bool:
@@ -347,6 +358,15 @@ class FromSocket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[LOCAL] = True
         await self._app(scope, receive, send)
+
+
+def _here(address: str) -> str:
+    """The path and query of the page that a script runs on; the log-in checks it like every other."""
+    try:
+        page = urlsplit(address)
+    except ValueError:
+        return ""
+    return page.path + (f"?{page.query}" if page.query else "")
 
 
 def _credentials(header: str | None) -> tuple[str, str]:
