@@ -132,6 +132,31 @@ def test_one_that_comes_back_gets_what_it_missed_and_then_what_is_new() -> None:
     asyncio.run(run())
 
 
+def test_a_new_client_sees_nothing_of_a_job_that_was_removed() -> None:
+    """With its events: the newest id of the store is one from before the job."""
+
+    async def run() -> None:
+        house = House()
+        house.write(1)
+        old = await house.client()
+        waiting = asyncio.create_task(taken(old, 2))
+        while not house.asked:
+            await asyncio.sleep(0)
+        house.write(2, OTHER)
+        assert await waiting == [b"2", b"3"]
+        gone, house.written = house.written[1:], house.written[:1]
+        newest = house.feed.newest()
+        assert newest == gone[-1].id, "ids only grow"
+        clients = [await house.client(), await house.client(last_event_id=newest)]
+        waits = [asyncio.create_task(taken(client, 1)) for client in clients]
+        await asyncio.sleep(0.05)
+        house.written += [*gone, Event(4, ONE, "4")]
+        house.commits += 1
+        assert await asyncio.gather(*waits) == [[b"4"]] * 2
+
+    asyncio.run(run())
+
+
 def test_a_store_that_fails_ends_the_streams_and_the_next_client_starts_over() -> None:
     async def run() -> None:
         house = House()

@@ -60,6 +60,24 @@ def test_events_of_jobs_that_the_list_does_not_show_change_nothing_on_it(page: P
     expect(page.locator(f"#state-{later.id} .pill")).to_have_text("Completed")
 
 
+def test_a_job_that_was_removed_comes_to_no_new_page(page: Page, service: Service) -> None:
+    """Not even while another page is open, for which the service still has the events of the job in memory."""
+    page.goto("/")
+    page.wait_for_load_state("load")
+    job = service.submit(PLAN.model_copy(update={"name": "gone-soon"}))
+    expect(page.locator(f"#job-{job.id}")).to_have_count(1)
+    service.move(job.id, State.CANCELLED)
+    expect(page.locator(f"#state-{job.id} .pill")).to_have_text("Cancelled")
+    service.store.remove(job.id)
+    another = page.context.new_page()
+    another.goto("/")
+    another.wait_for_load_state("load")
+    later = service.submit(PLAN.model_copy(update={"name": "comes-next"}))
+    expect(another.locator(f"#job-{later.id}")).to_have_count(1)
+    expect(another.locator(f"#job-{job.id}")).to_have_count(0)
+    service.move(later.id, State.COMPLETED)
+
+
 def test_a_job_that_is_queued_twice_for_a_page_has_one_row(page: Page, service: Service) -> None:
     page.goto("/")
     page.wait_for_load_state("load")

@@ -176,8 +176,8 @@ class Feed(Generic[E, S]):
         self._listeners += 1
         try:
             yield FIRST
-            cursor = await run_in_threadpool(self._events.last_event_id)
-            if self._looking is None or self._looking.done():
+            cursor = await run_in_threadpool(self.newest)
+            if not self._looks():
                 self._begin(cursor)
             if last_event_id is None or last_event_id > cursor:  # above: an id of an earlier database
                 for written in await run_in_threadpool(self._newest, job_id):
@@ -206,6 +206,14 @@ class Feed(Generic[E, S]):
         finally:
             self._listeners -= 1
 
+    def newest(self) -> int:
+        """The id of the newest event, which may have been removed with its job: what is kept here up to it is no news to a new
+        client. Blocking."""
+        return max(self._events.last_event_id(), self._cursor if self._looks() else 0)
+
+    def _looks(self) -> bool:
+        return self._looking is not None and not self._looking.done()
+
     async def _is_gone(self, job_id: UUID | None) -> bool:
         """Whether the job was removed. Its end may have come and gone between two looks; who connects again gets 404."""
         return job_id is not None and not await run_in_threadpool(self._newest, job_id)
@@ -221,7 +229,7 @@ class Feed(Generic[E, S]):
         self._looking = asyncio.get_running_loop().create_task(self._look(), context=contextvars.Context())
 
     def _ended(self) -> bool:
-        return self._stopping() or self._looking is None or self._looking.done()
+        return self._stopping() or not self._looks()
 
     async def _look(self) -> None:
         commits, asked_at, asked_elsewhere_at = -1, 0.0, float("-inf")

@@ -70,7 +70,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
     def jobs(cursor: Cursor = None, part: Part = "ended") -> Response:
         """The newest of each part; with a cursor, the next page of one."""
         # Before the jobs are read: what happens in between is sent twice, but never missed.
-        newest, after = store.last_event_id(), number_of(cursor)
+        newest, after = feed.newest(), number_of(cursor)
         shown = {part: jobs_of(part, after)} if after is not None else {one: jobs_of(one) for one in PARTS}
         return pages.page("jobs.html", parts=shown, cursor=cursor, newest=newest)
 
