@@ -76,7 +76,7 @@ def test_an_event_without_end_is_refused(part: bytes) -> None:
 
 def test_a_page_is_not_a_stream() -> None:
     page = httpx.Response(200, headers={"Content-Type": "text/html"}, content=b"data: 1\n\n")
-    with pytest.raises(Internal, match="answered something other than events"):
+    with pytest.raises(ServiceUnreachable, match="answered something other than events"):
         list(_events(page, "the service"))
 
 
@@ -87,7 +87,7 @@ def test_a_parameter_is_sent_where_it_was_given(method: str, monkeypatch: pytest
 
     def answer(request: httpx.Request) -> httpx.Response:
         urls.append(request.url)
-        return httpx.Response(200, text="")
+        return httpx.Response(200, json={})
 
     with answering(200, b"") as client:
         monkeypatch.setattr(client, "_http", httpx.Client(base_url="http://here", transport=httpx.MockTransport(answer)))
@@ -102,11 +102,18 @@ def test_a_parameter_is_sent_where_it_was_given(method: str, monkeypatch: pytest
 def answering(status: int, body: bytes, content_type: str = "application/problem+json") -> Iterator[Client]:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def do_DELETE(self) -> None:
+            self.do_GET()
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
@@ -144,9 +151,21 @@ def test_a_refusal_is_raised_as_what_it_was(status: int, code: str, error: type[
             next(client.stream())
 
 
-def test_a_service_whose_database_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("away", "error"),
+    [
+        (
+            httpx.Response(500, json={"code": "E_MIG_PERSIST_FAILED", "detail": "the store failed", "hint": "wait"}),
+            PersistFailed,
+        ),
+        (httpx.Response(502, html="<h1>Bad Gateway</h1>"), ServiceUnreachable),
+    ],
+    ids=["database", "behind a proxy"],
+)
+def test_a_service_that_is_away_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, away: httpx.Response, error: type[Exception]
+) -> None:
     monkeypatch.setattr("synvirt.cli.client.RECONNECT_EVERY_S", 0)
-    away = httpx.Response(500, json={"code": "E_MIG_PERSIST_FAILED", "detail": "the store failed", "hint": "wait"})
     answers = iter([_answer([b"id: 1\ndata: a\n\n"]), away, away, _answer([b"id: 2\ndata: b\n\n"])])
     http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(lambda _: next(answers)))
     lost: list[str] = []
@@ -155,20 +174,47 @@ def test_a_service_whose_database_is_away_is_waited_for(monkeypatch: pytest.Monk
         assert [next(events).data, next(events).data, lost] == ["a", "b", ["waiting"]]
     answers = iter([away])
     http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(lambda _: next(answers)))
-    with Client(http, where="here", hint="") as client, pytest.raises(PersistFailed):  # it never answered
+    with Client(http, where="here", hint="") as client, pytest.raises(error):  # it never answered
         next(client.follow())
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b'{"code": 1}', b""])
 @pytest.mark.parametrize("status", [404, 502, 302])
 def test_what_is_no_service_of_ours(status: int, body: bytes) -> None:
-    with answering(status, body, "text/html") as client, pytest.raises(Internal, match=f"answered {status}"):
+    with answering(status, body, "text/html") as client, pytest.raises(ServiceUnreachable, match=f"answered {status}"):
         client.ask("GET", "/migrations")
 
 
 def test_an_answer_that_is_no_migration() -> None:
-    with answering(200, b"<html>") as client, pytest.raises(Internal, match="not as a SynVirt service"):
+    with answering(200, b"<html>") as client, pytest.raises(ServiceUnreachable, match="not as a SynVirt service"):
         client.migration("x")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "command"),
+    [
+        *(
+            ("text/html; charset=utf-8", b"<html>Log in first", command)
+            for command in (
+                *("migrations list", "migrations list --json", "migrations remove ID", "migrations cancel ID"),
+                *("sources remove ID", "backup runs", "waves remove ID", "tokens revoke ID", "receipt get ID"),
+            )
+        ),
+        ("application/json", b"", "migrations remove ID"),
+    ],
+)
+def test_nothing_is_done_where_somebody_else_says_that_all_is_well(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content_type: str, body: bytes, command: str
+) -> None:
+    """A portal, or a proxy that wants people to log in, answers every request with a page of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SYNVIRT_PASSWORD", "x")
+    with answering(200, body, content_type) as client:
+        asked = command.replace("ID", "5e14de9e-fb77-4cdd-bcd2-f3c62442acd4").split()
+        ended = run(*asked, "--server", client._where, "--user", "a")
+    assert (ended.exit_code, "not as a SynVirt service does" in ended.stderr) == (1, True), ended.output
+    assert "_INTERNAL" not in ended.stderr
+    assert list(tmp_path.glob("*.tar")) == []
 
 
 def test_a_peer_that_speaks_something_else() -> None:

@@ -205,7 +205,7 @@ class Client(AbstractContextManager["Client"]):
         self._knock()
         try:
             with self._http.stream("GET", _under(path), timeout=timeout) as response:
-                if response.status_code >= 300:
+                if response.status_code >= 300 or _is_page(response):
                     response.read()
                     self._answer(response)
                 for piece in response.iter_bytes():
@@ -216,6 +216,11 @@ class Client(AbstractContextManager["Client"]):
     def _answer(self, response: httpx.Response) -> str:
         if response.status_code >= 300:
             raise _refusal(response, self._where)
+        # Somebody in between asks people to log in, for example: nothing was done of what was asked.
+        if _is_page(response):
+            raise _stranger(self._where, f"{response.status_code} and a page")
+        if not response.content and response.status_code != httpx.codes.NO_CONTENT and response.request.method != "GET":
+            raise _stranger(self._where, f"{response.status_code} and nothing")
         # It may be printed as it is, and an answer has names of others.
         is_json = response.headers.get("content-type", "").startswith("application/json")
         return escaped_json(response.text) if is_json else response.text
@@ -408,8 +413,16 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
     return Unauthorized(detail, hint=hint) if is_caller and not isinstance(error, Unauthorized) else error
 
 
-def _stranger(where: str, answer: str) -> Internal:
-    return Internal(f"{where} answered {answer}, and not as a SynVirt service does", hint="check the address")
+def _is_page(response: httpx.Response) -> bool:
+    """Whether it is a page for people, or plain words: the service answers a program so only where that asks for a page."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind in ("text/html", "text/plain") and response.request.url.params.get("format") != "html"
+
+
+def _stranger(where: str, answer: str) -> ServiceUnreachable:
+    return ServiceUnreachable(
+        f"{where} answered {answer}, and not as a SynVirt service does", hint="check the address, and what is in between"
+    )
 
 
 class _Bounded:
