@@ -72,6 +72,31 @@ SHAPES = [
     f"SYNVIRT_PASSPHRASE={SECRET}",
     f"SYNVIRT_PEER_PASSWORD={SECRET}",
     f"iscsi chap-secret={SECRET}",
+    f"Authorization: NTLM {SECRET}",
+    f"authorization: Negotiate {SECRET}==",
+    f"Proxy-Authorization: Kerberos {SECRET}",
+    f"Authorization: Token {SECRET}",
+    f"curl -H 'Authorization: NTLM {SECRET}' https://x",
+    f"{{'Authorization': 'NTLM {SECRET}'}}",
+    f"('Authorization', 'Negotiate {SECRET}')",
+    f"(b'authorization', b'NTLM {SECRET}')",
+    f'Authorization: Digest username="x", realm="y", response="{SECRET}"',
+    f"WWW-Authenticate: Negotiate {SECRET}{SECRET}",
+    f"['/usr/bin/sshpass', '-p', '{SECRET}', 'ssh']",
+    f'execve("/usr/bin/sshpass", ["sshpass", "-p{SECRET}"])',
+    f'["curl", "-u", "user:{SECRET}"]',
+    f"curl --user=admin:{SECRET}",
+    f"curl -u 'admin:a b {SECRET}' https://x",
+    f"sshpass -p 'a b {SECRET}' ssh x",
+    f"smbclient -U 'user%{SECRET}'",
+    f"smbclient -U user%{SECRET}",
+    f"['smbclient', '-U', 'user%{SECRET}']",
+    f"['tool', '--password', '{SECRET}']",
+    f'["tool","--api-token","{SECRET}"]',
+    f"args=('x', '--secret-key', '{SECRET}')",
+    f"argv [b'--password', b'{SECRET}']",
+    f'\\"argv\\": [\\"--password\\", \\"{SECRET}\\"]',
+    f'["X-Auth-Token", "{SECRET}"]',
 ]
 
 
@@ -79,6 +104,39 @@ SHAPES = [
 def test_more_than_51_shapes_of_secrets_go(text: str) -> None:
     assert SECRET not in redacted_text(text)
     assert SECRET not in json.dumps(redacted({"event": text, "lines": [text]}))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["sshpass", "-p", SECRET, "ssh"],
+        ["/usr/bin/sshpass", "-v", "-p", SECRET],
+        ["tool", "--password", SECRET],
+        ["curl", "-u", f"user:{SECRET}"],
+        ["smbclient", "-U", f"user%{SECRET}"],
+        ["Authorization", f"NTLM {SECRET}"],
+        ("X-Auth-Token", SECRET),
+    ],
+)
+def test_what_an_item_of_a_list_announces_goes(items: list[str]) -> None:
+    """The arguments of a program, or a header, in the fields of a log line."""
+    shown = redacted({"argv": items, "in": [items]})
+    assert SECRET not in json.dumps(shown)
+    assert shown["argv"][0] == items[0]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["qemu-img", "-u", "base.qcow2"],
+        ["tool", "--password-file", "/etc/x"],
+        ["--no-password", "--x"],
+        ["-p", "22"],
+        ["a token"],
+    ],
+)
+def test_what_no_item_of_a_list_announces_stays(items: list[str]) -> None:
+    assert redacted(items) == items
 
 
 def test_a_recovery_key_goes() -> None:
@@ -123,6 +181,8 @@ def test_secrets_in_text_go(text: str) -> None:
         "the source platform refused the credentials",
         "/var/lib/synvirt/keyring/migrator.key: mode 0600",
         "user mover@vsphere.local",
+        "they negotiate the protocol, and TLS is off",
+        "rsync -u vms/a.img b",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -171,6 +231,11 @@ def test_it_takes_any_text_and_twice_is_as_once(text: str) -> None:
         "https://",
         "token='",
         "--a",
+        "authorization: x",
+        'authorization="',
+        "'token','",
+        " -u a:",
+        "sshpass -p",
     ],
 )
 def test_a_hostile_line_does_not_keep_it_busy(piece: str) -> None:
