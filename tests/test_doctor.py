@@ -27,6 +27,8 @@ from synvirt.settings import DirectorySetting, RbdSetting, Settings, ZfsSetting,
 from synvirt.sizes import sized
 from synvirt.store import Store
 from synvirt.store.tables import backups, ledger, memory, migrations, rehearsals, wave_members, waves
+from synvirt.store.wave_hooks import SealedHook
+from synvirt.store.waves import NewWave
 from tests.house import live_plan
 from tests.jobs.migrations import migration
 
@@ -291,6 +293,26 @@ def test_sources_that_this_host_s_key_does_not_open_are_named(tmp_path: Path) ->
         store.sources.add(source, seal(key, b"{}", belongs_to=belongs_to("source", source.id)), host="other")
         found = finding("credentials", settings)
         assert (found.found, found.detail.split()[-1]) == ((True, "source") if key == ours else (False, "lab"))
+    store.close()
+
+
+def test_all_that_another_key_has_sealed_is_named_and_not_only_sources(tmp_path: Path) -> None:
+    """Of a job that reads a remote file, and of a wave's webhook; not what only another host opens."""
+    settings = Settings(data_dir=tmp_path, host_id="here")
+    prepare_data_dir(settings)
+    ours, theirs = migrator_key(settings.keyring_dir / "migrator.key"), bytes(32)
+    store = Store(settings.store_url)
+    for host, key in (("here", ours), ("there", theirs)):
+        store.add(job := migration(), host=host, sealed=seal(key, b"{}", belongs_to=belongs_to("job", job.id)))
+    assert finding("credentials", settings).detail == "the key opens those of 1 job"
+    hook, wave = uuid4(), uuid4()
+    document = Source(id=wave, name="night", kind=LiveKind.VIM_API, endpoint="https://x", created_at=now())
+    sealed = SealedHook(hook, "there", seal(theirs, b"[]", belongs_to=belongs_to("hook", hook)))
+    store.waves.add_all([NewWave(wave, "night", "draft", document, [], "{}", [sealed])])
+    store.add(job := migration(), host="here", sealed=seal(theirs, b"{}", belongs_to=belongs_to("job", job.id)))
+    found = finding("credentials", settings)
+    assert not found.found
+    assert found.detail == f"the key of this host does not open the credentials of job {job.id}, webhook of wave night"
     store.close()
 
 

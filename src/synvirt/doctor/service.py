@@ -145,29 +145,66 @@ def store(settings: Settings) -> str:
     return f"{product} {version}"
 
 
-def credentials(settings: Settings) -> str:
-    """Whether this host's sealing key opens the credentials of the registered sources. Missing, with those that it does not
-    open: they were sealed on a host of the fleet with another key."""
-    import sqlalchemy
+class _Sealed(NamedTuple):
+    """Something that the sealing key has sealed. `owner`: what it is bound to, as `migrations.secrets.belongs_to` has it."""
 
+    owner: str
+    id: str
+    name: str
+    sealed: bytes
+
+
+def credentials(settings: Settings) -> str:
+    """Whether this host's sealing key opens what is sealed: the credentials of sources and of this host's jobs, and the
+    secrets of waves' webhooks. Missing, with what it does not open: another host of the fleet sealed it with another key."""
     from synvirt.migrations.secrets import belongs_to
-    from synvirt.store.tables import sources
 
     path = settings.keyring_dir / "migrator.key"
     with _opened(settings) as connection:
-        there = connection is not None and sqlalchemy.inspect(connection).has_table(sources.name)
-        query = sqlalchemy.select(sources.c.id, sources.c.name, sources.c.sealed).order_by(sources.c.number)
-        rows = connection.execute(query).all() if connection is not None and there else []
-    if not rows:
+        found = [] if connection is None else _sealed(connection, settings.host_id)
+    if not found:
         return "no source is registered"
     try:
         key = path.read_bytes()
     except OSError as error:
         raise Missing(f"{path} cannot be read: {error.strerror}") from error
-    shut = [row.name for row in rows if not opens(key, row.sealed, belongs_to("source", UUID(row.id)))]
+    shut = [one for one in found if not opens(key, one.sealed, belongs_to(one.owner, UUID(one.id)))]
     if shut:
-        raise Missing(f"the key of this host does not open the credentials of {in_short(shut)}")
-    return f"the key opens those of {counted(len(rows), 'source')}"
+        names = [one.name if one.owner == "source" else f"{_SEALED[one.owner]} {one.name}" for one in shut]
+        raise Missing(f"the key of this host does not open the credentials of {in_short(names)}")
+    counts = {noun: sum(one.owner == owner for one in found) for owner, noun in _SEALED.items()}
+    return f"the key opens those of {', '.join(counted(count, noun) for noun, count in counts.items() if count)}"
+
+
+# What has sealed secrets, by the owner that they are bound to.
+_SEALED = {"source": "source", "job": "job", "hook": "webhook"}
+
+
+def _sealed(connection: "Database", host: str) -> list[_Sealed]:
+    """All that is sealed, as far as this host may have to open it: another host's job is not its own."""
+    import sqlalchemy
+
+    from synvirt.store.tables import migrations, secrets, sources, wave_hooks, waves
+
+    jobs = secrets.join(migrations, migrations.c.id == secrets.c.migration_id)
+    queries = {
+        "source": sqlalchemy.select(sources.c.id, sources.c.name, sources.c.sealed).order_by(sources.c.number),
+        "job": sqlalchemy.select(migrations.c.id, migrations.c.id, secrets.c.sealed)
+        .select_from(jobs)
+        .where(migrations.c.host == host)
+        .order_by(migrations.c.number),
+        "hook": sqlalchemy.select(wave_hooks.c.id, "of wave " + waves.c.name, wave_hooks.c.sealed)
+        .select_from(wave_hooks.join(waves))
+        .order_by(waves.c.number, wave_hooks.c.id),
+    }
+    # A store that no service of this version has opened yet may lack tables.
+    there = set(sqlalchemy.inspect(connection).get_table_names())
+    return [
+        _Sealed(owner, *row)
+        for (owner, query), table in zip(queries.items(), (sources, secrets, wave_hooks), strict=True)
+        if table.name in there
+        for row in connection.execute(query)
+    ]
 
 
 class _Documents(NamedTuple):
