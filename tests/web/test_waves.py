@@ -249,6 +249,22 @@ def test_other_numbers_are_tried_before_a_wave_goes(page: Page, service: Service
     expect(page.locator("#state")).to_have_text("Running")
 
 
+def test_the_page_of_a_wave_follows_what_others_begin_and_what_its_end_sends(page: Page, service: Service) -> None:
+    wave = made(service, "a", hooks=[{"url": "https://ops.example/hidden", "secret": "s" * 16}])
+    page.goto(f"/waves/{wave.id}")
+    expect(page.locator("#state")).to_have_text("Draft")
+    service.waves.go(wave.id)
+    expect(page.locator("#state")).to_have_text("Running")
+    service.waves.cancel(wave.id)
+    expect(page.locator("#state")).to_have_text("Cancelled")
+    while owed := service.store.wave_hooks.due(limit=5):
+        for one in owed:
+            service.store.wave_hooks.settle(one.number, state="delivered", answer="200")
+    expect(page.locator("#deliveries .pill.busy")).to_have_count(0)
+    expect(page.locator("#deliveries .pill.good").first).to_have_text("Delivered")
+    expect(page.locator("#wave[hx-get]")).to_have_count(0)
+
+
 def test_what_is_sent_to_webhooks_is_on_the_page(page: Page, service: Service) -> None:
     wave = made(service, "a", hooks=[{"url": "https://ops.example/hidden", "secret": "s" * 16}])
     page.goto(f"/waves/{wave.id}")

@@ -45,6 +45,7 @@ from synvirt.model.windows import Window
 from synvirt.offline.units import size_bytes
 from synvirt.rehearsals.asking import Rehearsing
 from synvirt.sizes import duration
+from synvirt.store.wave_hooks import PENDING
 from synvirt.web.backups.jobs import ON_A_PAGE
 from synvirt.web.fields import judged
 from synvirt.web.forms import Form, Sent
@@ -287,6 +288,7 @@ class WavePages:
             wave_id, limit=MEMBERS_ON_A_PAGE, after=after - 1, states=[str(state)] if state else []
         )
         members = [member_of(one) for one in rows]
+        sent = self._deliveries.page(wave_id, limit=DELIVERIES_SHOWN)[0] if wave.hooks else []
         return {
             "wave": wave,
             "counts": {one: row.counts[one] for one in MemberState if one in row.counts},
@@ -308,9 +310,10 @@ class WavePages:
             ],
             "member_actions": MEMBER_ACTIONS,
             "openings": openings(wave, at) if wave.state not in WAVE_ENDS else [],
-            "moving": wave.state in UNDER_WAY,
+            # What a wave's end sends is delivered after it; and another operator may let a draft go.
+            "moving": wave.state not in WAVE_ENDS or any(one.state == PENDING for one in sent),
             "hooks": {hook.id: hook.url or hook.command for hook in wave.hooks},
-            "deliveries": self._deliveries.page(wave_id, limit=DELIVERIES_SHOWN)[0] if wave.hooks else [],
+            "deliveries": sent,
         }
 
     def _rehearsable(self, wave_id: UUID) -> bool:
