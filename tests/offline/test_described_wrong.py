@@ -220,6 +220,21 @@ def test_a_memory_item_without_a_quantity() -> None:
     assert "hardware-incomplete:memory" in ids(vm)
 
 
+@pytest.mark.parametrize(
+    ("said", "count", "given"),
+    [
+        ("", 1, False),
+        ("<rasd:VirtualQuantity/>", 1, False),
+        ("<rasd:VirtualQuantity>1</rasd:VirtualQuantity>", 1, True),
+        ("<rasd:num_of_sockets>2</rasd:num_of_sockets>", 2, True),
+    ],
+)
+def test_a_processor_item_without_a_quantity(said: str, count: int, given: bool) -> None:
+    item = f"<Item><rasd:InstanceID>1</rasd:InstanceID><rasd:ResourceType>3</rasd:ResourceType>{said}</Item>"
+    vm = ovf.parse(_envelope(DISK, item + MEMORY + SYSTEM_ITEM), "x.ovf").manifest
+    assert (vm.cpu_count, "hardware-incomplete:processors" not in ids(vm)) == (count, given)
+
+
 @pytest.mark.parametrize(("line", "given"), [("", False), ('memsize = "512"\n', True)])
 def test_a_vmx_without_memory(line: str, given: bool) -> None:
     text = f'config.version = "8"\ndisplayName = "web"\nguestOS = "debian12-64"\n{line}'

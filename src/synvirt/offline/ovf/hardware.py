@@ -254,7 +254,10 @@ def _nic(item: Element, number: int) -> Adapter:
     )
 
 
-def _cpu_count(item: Element) -> int:
+def _cpu_count(item: Element) -> int | None:
+    """None, where the item does not say it."""
+    if not any(text(item, name) for name in ("VirtualQuantity", "num_of_sockets", "cpu_per_socket", "threads_per_cpu")):
+        return None
     # oVirt counts sockets, cores and threads; its VirtualQuantity, where there is one, is their product.
     product = _count(item, "num_of_sockets", 1) * _count(item, "cpu_per_socket", 1) * _count(item, "threads_per_cpu", 1)
     return min(_count(item, "VirtualQuantity", product), _CPUS_MAX)
@@ -265,7 +268,7 @@ def _cores_per_socket(item: Element) -> int:
     # For the guest oVirt's threads of a core are processors, too; its versions before 4.0 do not count them.
     threads = _count(item, "threads_per_cpu", 1)
     # A topology that does not divide evenly is ignored: no hypervisor would start it.
-    return next((each for each in (cores * threads, cores) if _cpu_count(item) % each == 0), 1)
+    return next((each for each in (cores * threads, cores) if (_cpu_count(item) or 1) % each == 0), 1)
 
 
 def _memory_bytes(item: Element) -> int | None:
