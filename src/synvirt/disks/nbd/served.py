@@ -8,9 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import nbd
+from typing import Any, NamedTuple
 
 from synvirt.cage.scratch import scratch_folder
 from synvirt.disks.nbd.reader import CONNECT_TIMEOUT_S, Dial, NbdReader, by_uri
@@ -89,7 +87,7 @@ def _while_it_runs(child: "subprocess.Popen[bytes]", program: str, name: str, pl
     """How to connect to it. SourceUnreachable at once, where it has ended: it does not come back."""
     connect = by_uri(f"nbd+unix:///?socket={place.socket}")
 
-    def dial(handle: nbd.NBD) -> None:
+    def dial(handle: Any) -> None:
         if child.poll() is not None:
             raise _gone(_failed(child, program, place), name)
         connect(handle)
