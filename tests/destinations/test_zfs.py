@@ -10,6 +10,7 @@ from synvirt.destinations import DestinationAway
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import REFUSALS, Zfs, ZfsRefused
 from synvirt.errors import DiskWriteFailed
+from synvirt.programs import ENDED_HINT
 from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
 from tests.fakes.zfs import FakeZfs
 from tests.fakes.zfs_here import answered_here
@@ -139,6 +140,15 @@ def test_every_refusal_has_a_reason_and_the_words_of_zfs(tmp_path: Path, stderr:
     assert caught.value.code == "E_MIG_DISK_WRITE_FAILED"
     assert stderr.partition("\n")[0] in caught.value.detail
     assert (caught.value.hint is None) == (reason in ("other", "missing", "exists"))
+
+
+def test_a_zfs_that_something_else_ended_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "zfs"
+    program.write_text("#!/bin/sh\nkill -9 $$\n")
+    program.chmod(0o755)
+    with pytest.raises(ZfsRefused, match=r"^zfs was ended by SIGKILL$") as caught:
+        Zfs(str(program))("list")
+    assert (caught.value.reason, caught.value.hint) == ("other", ENDED_HINT)
 
 
 def test_a_pool_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Time stamps of receipts, by an authority of the test's own: `openssl ts` behind HTTP."""
 
+import os
 import shutil
 import subprocess
 import threading
@@ -13,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.cli import app
-from synvirt.errors import MalformedArchive
+from synvirt.errors import Internal, MalformedArchive
 from synvirt.proof import stamping
 from synvirt.proof.keeping import MovedJob, Receipts
 from synvirt.proof.signing import HostKey
@@ -164,6 +165,22 @@ def test_another_statement_another_authority_and_no_stamp_are_named(authority: A
     assert verify(plain)[0] == 0
     code, reported = verify(plain, "--tsa-roots", authority.roots)
     assert (code, "WRONG  the receipt has no time stamp" in reported) == (1, True)
+
+
+def test_a_stamp_is_not_wrong_as_openssl_was_ended(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel, as memory was short: nothing was found out about it."""
+    with authority.served() as url:
+        folder, _ = receipt(tmp_path, TimeStamps(url, authority.roots), is_stamped=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/openssl").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "bin/openssl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    with pytest.raises(Internal, match="not checked: openssl was ended by SIGKILL"):
+        stamped(folder, authority.roots)
+    code, reported = verify(folder, "--tsa-roots", authority.roots)
+    assert (code, "WRONG" in reported) == (1, False)
 
 
 @pytest.mark.parametrize(

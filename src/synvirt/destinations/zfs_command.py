@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from synvirt.errors import DiskWriteFailed
-from synvirt.programs import ProgramFailed, run
+from synvirt.programs import ENDED_HINT, ProgramFailed, run
 
 Reason = Literal[
     "missing", "no pool", "exists", "no space", "busy", "permission", "in use", "newer", "suspended", "no module", "other"
@@ -82,6 +82,8 @@ def _refused(failed: ProgramFailed) -> ZfsRefused:
     message = next(iter(failed.stderr.splitlines()), "")
     if failed.returncode is None:
         return ZfsRefused(f"zfs did not answer in {TIMEOUT_S} s", "suspended", "`zpool status` shows the state of the pool")
+    if failed.from_outside:
+        return ZfsRefused(f"zfs {failed.cut_off}", "other", ENDED_HINT)
     for words, reason, hint in REFUSALS:
         if words in message:
             return ZfsRefused(f"zfs: {message}", reason, hint)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from synvirt.cage.scratch import scratch_folder
-from synvirt.errors import MalformedArchive, SourceUnreachable, SynvirtError
+from synvirt.errors import Internal, MalformedArchive, SourceUnreachable, SynvirtError
 from synvirt.programs import ProgramFailed, run
 from synvirt.transport import https
 
@@ -67,7 +67,7 @@ class TimeStamps:
 
 def stamped_at(content: bytes, reply: bytes, roots: Path | None) -> str:
     """When the content existed, by the authority. MalformedArchive: this is no stamp, or it is for other content, or not by an
-    authority of these roots. `roots` None: the authority is not checked."""
+    authority of these roots. `roots` None: the authority is not checked. Internal: openssl was ended before it knew."""
     with scratch_folder("stamp") as folder:
         (folder / "data").write_bytes(content)
         (folder / "reply").write_bytes(reply)
@@ -76,6 +76,8 @@ def stamped_at(content: bytes, reply: bytes, roots: Path | None) -> str:
                 _openssl("-verify", "-data", str(folder / "data"), "-in", str(folder / "reply"), "-CAfile", str(roots))
             printed = _openssl("-reply", "-in", str(folder / "reply"), "-text")
         except ProgramFailed as error:
+            if error.cut_off:
+                raise Internal(f"the time stamp was not checked: openssl {error.cut_off}", hint="check it again") from error
             raise MalformedArchive(
                 "the time stamp is not valid: it is for something else, or by an authority that is not trusted"
             ) from error

@@ -8,6 +8,7 @@ import pytest
 from synvirt.copying import Bucket, Copied
 from synvirt.disks.nbd.qcow2_writer import write_qcow2
 from synvirt.errors import DiskWriteFailed
+from synvirt.programs import ENDED_HINT
 from synvirt.sizes import MIB
 from tests.fakes.disks import MemoryReader
 from tests.needs import need
@@ -36,6 +37,16 @@ def test_a_failure_is_one_line_with_its_hint(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(DiskWriteFailed) as failed:
         write_qcow2(MemoryReader("AB"), target)
     assert (failed.value.detail, failed.value.hint) == REPORTED[messages]
+
+
+def test_a_qemu_img_that_something_else_ended_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/qemu-img").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "bin/qemu-img").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    with pytest.raises(DiskWriteFailed, match=r"^web\.qcow2 cannot be written: qemu-img was ended by SIGKILL$") as failed:
+        write_qcow2(MemoryReader("AB"), tmp_path / "web.qcow2")
+    assert failed.value.hint == ENDED_HINT
 
 
 def test_a_limit_holds_for_all_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

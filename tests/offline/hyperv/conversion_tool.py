@@ -8,6 +8,7 @@ A MANNER is one of the ways in which tools differ, or go wrong.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -104,6 +105,11 @@ def fail_in_json(_source: Path, folder: Path) -> int:
     return 1
 
 
+def killed(_source: Path, _folder: Path) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 def chatter(_source: Path, _folder: Path) -> int:
     """Ten times what a pipe takes, on each of both."""
     for number in range(30_000):
@@ -123,6 +129,7 @@ BEFORE: dict[str, Callable[[Path, Path], int]] = {"fail": fail}
 AFTER: dict[str, Callable[[Path, Path], int]] = {
     "fail late": fail_late,
     "fail in JSON": fail_in_json,
+    "killed": killed,
     "daemon": leave_daemon,
     "chatter": chatter,
 }

@@ -239,6 +239,17 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path) -> None:
     house.close()
 
 
+def test_a_tool_that_something_else_ended_is_not_to_blame(tmp_path: Path) -> None:
+    house = by_tool(tmp_path, "killed")
+    job = run(house)
+    assert job.last_error is not None
+    assert "the conversion tool tool was ended by SIGKILL: " in job.last_error.message
+    assert "journalctl" in (job.last_error.hint or "")
+    assert house.leftovers() == []
+    check_tidy(house, job)
+    house.close()
+
+
 def test_what_a_failed_tool_left_running_is_ended(tmp_path: Path) -> None:
     house = by_tool(tmp_path, "daemon")
     job = run(house)

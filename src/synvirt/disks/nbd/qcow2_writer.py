@@ -17,7 +17,7 @@ from synvirt.disks.nbd.server import NbdServer
 from synvirt.disks.raw.files import HINTS
 from synvirt.durable import sync_file, sync_folder
 from synvirt.errors import DiskWriteFailed
-from synvirt.programs import ProgramFailed, run
+from synvirt.programs import ENDED_HINT, ProgramFailed, run
 
 # A disk of 16 TiB at 100 MiB/s takes two days.
 TIMEOUT_S = 4 * 86400
@@ -54,6 +54,8 @@ def write_qcow2(
     except ProgramFailed as failed:
         if server.failure is not None:
             raise server.failure from failed
+        if failed.from_outside:
+            raise DiskWriteFailed(f"{path.name} cannot be written: qemu-img {failed.cut_off}", hint=ENDED_HINT) from failed
         raise _failed(path, failed.stderr.replace(f"{path.parent}/", "")) from failed
     except OSError as error:
         raise _failed(path, os.strerror(error.errno or 0)) from error

@@ -23,7 +23,7 @@ from synvirt.cage.appliance import CACHE, converter, shown_kernel
 from synvirt.cage.scratch import scratch_folder
 from synvirt.durable import sync_file, sync_folder
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
-from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, end_users, find, refuse_missing, run
+from synvirt.programs import ENDED_HINT, STDERR_KEPT_CHARS, ProgramFailed, end_users, find, refuse_missing, run
 from synvirt.settings import Settings
 
 # A tool lists its drivers at once; one that hangs counts as missing.
@@ -155,12 +155,12 @@ class VmcxTool:
         message = "; ".join(words for words in (error, problem.stderr) if words) or "it printed no message"
         for path, shown in ((source, source.name), (target, ""), (source.parent, ""), (self.folder, "")):
             message = message.replace(str(path), shown)
-        late = problem.returncode is None
-        how = f"took over {self.timeout_s:g} s" if late else f"ended with {problem.returncode}"
-        return DiskReadFailed(
-            f"the conversion tool {Path(self.command).name} {how}: {message.strip()}",
-            hint="raise vmcx_tool_timeout_s" if late else "set vmcx_way to own to read the export without the tool",
-        )
+        how, hint = f"ended with {problem.returncode}", "set vmcx_way to own to read the export without the tool"
+        if problem.returncode is None:
+            how, hint = f"took over {self.timeout_s:g} s", "raise vmcx_tool_timeout_s"
+        elif problem.from_outside:
+            how, hint = str(problem.cut_off), ENDED_HINT
+        return DiskReadFailed(f"the conversion tool {Path(self.command).name} {how}: {message.strip()}", hint=hint)
 
 
 class _Output:
