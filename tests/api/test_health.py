@@ -1,17 +1,24 @@
 """/healthz: alive, for anyone; and what this host has and lacks, for those who may know."""
 
+import errno
+import os
+import socket
 import threading
+import time
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
+import structlog
 
 from synvirt import doctor
 from synvirt.doctor import Checkup, Finding
 from synvirt.model.values import now
 from synvirt.settings import Settings
 from tests.fakes.service import PASSWORD, USER, Service
+from tests.running.processes import until
 
 
 def finding(name: str, *, found: bool, needed: bool = True) -> Finding:
@@ -80,3 +87,29 @@ def test_a_screenshot_is_a_picture_of_its_job(service: Service, client: httpx.Cl
     service.screenshots[job.id] = b"\x89PNG picture"
     answer = client.get(f"/migrations/{job.id}/screenshot")
     assert (answer.content, answer.headers["Content-Type"]) == (b"\x89PNG picture", "image/png")
+
+
+def test_callers_for_whom_there_is_no_descriptor_wait_and_fill_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio asked for them 2,048 times a second, and wrote a traceback each time: a quarter of a megabyte a second."""
+    accept, refused, no_more = socket.socket.accept, list[float](), True
+
+    def accepted(sock: socket.socket) -> Any:
+        if no_more:
+            refused.append(time.monotonic())
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(sock)
+
+    service = Service(tmp_path)
+    with structlog.testing.capture_logs() as logs, service.served() as server:
+        monkeypatch.setattr(socket.socket, "accept", accepted)
+        with socket.socket(socket.AF_UNIX) as waiting:
+            waiting.connect(str(service.settings.socket_path))
+            until(lambda: len(refused) > 2)
+            no_more = False
+            waiting.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert waiting.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert len(refused) <= refused[-1] - refused[0] + 2
+        assert server.connections() <= 1
+    service.close()
+    [said] = [one for one in logs if one["log_level"] == "error"]
+    assert (said["cause"], "LimitNOFILE" in said["hint"]) == ("Too many open files", True)

@@ -1,5 +1,7 @@
 """A guest's console is quoted where its boot fails: its last lines, bounded whatever the guest writes."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,13 @@ def test_whatever_is_on_the_screen_is_plain_text(cells: bytes) -> None:
 def test_a_picture_is_no_text() -> None:
     assert console.screen(b"\xff" * console.SCREEN_BYTES) == ""
     assert console.screen(bytes(range(256)) * (console.SCREEN_BYTES // 256)) == ""
+
+
+def test_logs_that_cannot_be_listed_now_are_cut_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs in libvirt's event loop, which prints what is raised there as a traceback."""
+
+    def full(_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "scandir", full)
+    console.trim(tmp_path)

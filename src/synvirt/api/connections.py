@@ -5,10 +5,12 @@ callers out, and the answers in memory.
 """
 
 import asyncio
+import errno
 import os
 import resource
 import socket
 import struct
+import time
 from collections import Counter
 from typing import Any, ClassVar, Final
 
@@ -31,6 +33,10 @@ PER_CALLER_MAX: Final = 256
 # Of the files that the service may open, this many are left for volumes, the store and its workers.
 FILES_KEPT: Final = 256
 CONNECTIONS_MAX: Final = 8192
+# What a host says that has no descriptor or memory for one more connection (accept(2)).
+NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# Shorter than asyncio's pause (asyncio.constants.ACCEPT_RETRY_DELAY).
+SHUT_S: Final = 0.5
 # struct ucred of unix(7): process, user, group.
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -43,11 +49,19 @@ class Door(socket.socket):
 
     callers: ClassVar[Counter[str]] = Counter()
     total: ClassVar[int] = 0
+    _shut_until = 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
         """ConnectionAbortedError, which asyncio ignores: the caller or the service has too many, or the caller is a stranger,
-        and this one is closed."""
-        accepted, address = super().accept()
+        and this one is closed. An error of NO_MORE, after which asyncio waits a second: callers wait as long."""
+        if time.monotonic() < self._shut_until:
+            raise BlockingIOError  # else asyncio would ask again at once, 2,048 times, and report each of them
+        try:
+            accepted, address = super().accept()
+        except OSError as error:
+            if error.errno in NO_MORE:
+                self._shut_until = time.monotonic() + SHUT_S
+            raise
         caller = network_of(address[0]) if isinstance(address, tuple) else ""
         if accepted.family == socket.AF_UNIX and _user_of(accepted) not in (0, os.geteuid()):
             accepted.close()

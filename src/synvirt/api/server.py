@@ -27,12 +27,15 @@ from synvirt.api.connections import Held, allow_files
 from synvirt.api.listening import Listening
 from synvirt.api.tls import Replaced
 from synvirt.errors import Conflict
+from synvirt.jobs.shortage import HINT
 from synvirt.settings import Settings
 
 # Present answers may end; a stream whose client does not read is cut. A supervisor waits for us.
 GRACE_S = 1
 # Seconds between two looks whether the certificate was replaced.
 CERTIFICATE_LOOK_S = 30.0
+# How often the log says that callers wait: it may lie on the disk that has the volumes.
+SAID_EVERY_S = 60.0
 # With TLS 1.2, only ciphers with authentication (AEAD) and forward secrecy; TLS 1.3 has no others.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
@@ -183,7 +186,18 @@ def _is_not_cut(record: logging.LogRecord) -> bool:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Waits less long for TLS than asyncio's minute, which uvicorn has no setting for."""
+    """Waits less long for TLS than asyncio's minute, which uvicorn has no setting for. Its log says once a minute that callers
+    wait for a descriptor: asyncio tries, and says so with a traceback, each second."""
+
+    _said_at = 0.0
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in connections.NO_MORE and "socket" in context):
+            super().call_exception_handler(context)
+        elif not self._said_at or self.time() >= self._said_at + SAID_EVERY_S:
+            self._said_at = self.time()
+            _log.error("no caller comes in, and those who come wait", cause=error.strerror, hint=HINT)
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
         if options.get("ssl") is not None:

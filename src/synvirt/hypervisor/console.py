@@ -153,7 +153,11 @@ def cause_of(shown: str) -> Cause | None:
 
 def trim(folder: Path) -> None:
     """Cuts each console log in the folder that is over its limit. QEMU appends, so it goes on at the new end."""
-    for log in folder.glob("*.log"):
+    try:
+        logs = list(folder.glob("*.log"))
+    except OSError:
+        return  # there is no descriptor for the folder: the next look finds them
+    for log in logs:
         try:
             if log.stat().st_size > LOG_LIMIT_BYTES:
                 with log.open("r+b") as file:
