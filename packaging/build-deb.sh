@@ -87,7 +87,7 @@ gzip -9nc "$here/CHANGELOG.md" > "$tree/usr/share/doc/synvirt/changelog.gz"
     printf 'Comment: The Python packages in /%s have licences of their own,\n each in its .dist-info folder.\n' "$packages"
 } > "$tree/usr/share/doc/synvirt/copyright"
 
-for script in postinst prerm postrm; do
+for script in preinst postinst prerm postrm; do
     install -m 755 "$here/packaging/deb/$script" "$tree/DEBIAN/$script"
 done
 printf '/etc/synvirt/synvirt.toml\n/etc/apparmor.d/synvirt\n' > "$tree/DEBIAN/conffiles"

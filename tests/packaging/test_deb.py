@@ -1,4 +1,5 @@
-"""The Debian package: built, put into a root folder of the test's own by dpkg, run from there, removed and purged.
+"""The Debian package: built, put into a root folder of the test's own by dpkg, run from there, removed and purged; and its
+scripts at an upgrade.
 
 PACKAGE: the file of one that this checkout has been built into already, as CI has: then none is built."""
 
@@ -6,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -156,3 +158,68 @@ def leaves_what_was_not_its_own(installed: Path) -> None:
     assert (data / "migrator.db").read_text() == "jobs"
     assert not (installed / "etc/synvirt").exists()
     assert not (installed / "usr/bin/synvirt").exists()
+
+
+# ── an upgrade ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SYSTEMCTL = """#!/bin/sh
+case "$*" in
+is-active*) test -e "$PROOF/active" ;;
+*" synvirt.service") echo "$1 $(cat "$PROOF/installed")" >> "$PROOF/said"; test "$1" != start || touch "$PROOF/active" ;;
+esac
+"""
+
+
+def a_package(folder: Path, proof: Path, name: str, version: str, file: str = "installed") -> Path:
+    """One file, which has its version, and our scripts."""
+    tree = folder / f"{name}-{version}"
+    (tree / "DEBIAN").mkdir(parents=True)
+    (tree / "DEBIAN/control").write_text(
+        f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: tests <root@localhost>\nDescription: a test\n"
+    )
+    if name == "synvirt":
+        for script in ("preinst", "postinst", "prerm", "postrm"):
+            shutil.copy(ROOT / "packaging/deb" / script, tree / "DEBIAN" / script)
+            (tree / "DEBIAN" / script).chmod(0o755)
+    for one in {"installed", file} if name == "synvirt" else {file}:
+        packed = tree / str(proof / one).lstrip("/")
+        packed.parent.mkdir(parents=True, exist_ok=True)
+        packed.write_text(version)
+    made = folder / f"{name}-{version}.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "--build", tree, made], check=True, capture_output=True, timeout=60)
+    return made
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_service_that_runs_never_has_another_versions_files(tmp_path: Path, runs: bool, refused: bool) -> None:
+    """Its next worker, and all that it had not imported yet, were of the new version: its jobs failed."""
+    need("dpkg-deb", "dpkg")
+    need("unshare", "util-linux")
+    need_root("a /run of the test's own")
+    proof, tools = tmp_path / "proof", tmp_path / "tools"
+    for folder in (proof, tools, *(tmp_path / "admin" / name for name in ("info", "updates", "triggers"))):
+        folder.mkdir(parents=True)
+    (tmp_path / "admin/status").touch()
+    # None of it is done to this host.
+    for name in ("getent", "usermod", "useradd", "groupadd", "chown", "chmod", "find", "aa-enabled"):
+        (tools / name).symlink_to("/bin/true" if name != "aa-enabled" else "/bin/false")
+    (tools / "systemctl").write_text(SYSTEMCTL)
+    (tools / "systemctl").chmod(0o755)
+    other = a_package(tmp_path, proof, "other", "1", "its own")
+    packages = [
+        a_package(tmp_path, proof, "synvirt", "1"),
+        a_package(tmp_path, proof, "synvirt", "2", "its own" if refused else "x"),
+    ]
+    script = (
+        "mount -t tmpfs tmpfs /run; mkdir -p /run/systemd/system; "
+        f"dpkg --admindir={tmp_path}/admin --force-unsafe-io --install {other} {packages[0]} || exit 1; "
+        + (f"touch {proof}/active; " if runs else "")
+        + f"dpkg --admindir={tmp_path}/admin --force-unsafe-io --install {packages[1]}; ls /run"
+    )
+    environ = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PROOF": str(proof), "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=120, env=environ)
+    assert (proof / "installed").read_text() == ("1" if refused else "2"), done.stdout + done.stderr
+    said = (proof / "said").read_text().split("\n")[:-1] if (proof / "said").exists() else []
+    assert said == (["stop 1", f"start {'1' if refused else '2'}"] if runs else []), done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "systemd"
