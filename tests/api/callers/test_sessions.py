@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from synvirt.accounts import FileAccounts, Role, set_password
-from synvirt.api.callers import sessions
-from synvirt.api.callers.auth import Throttled
+from synvirt.api.callers import auth, sessions
+from synvirt.api.callers.auth import Throttled, authenticator
 from synvirt.api.callers.sessions import AGE_S, COOKIE, IDLE_S, SESSIONS_MAX, Login, Sessions
+from synvirt.settings import Settings
 from tests.fakes.service import PREFIX, Service, every_role
 
 BROWSER = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
@@ -208,3 +209,29 @@ def test_a_slow_disk_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.Mon
         finally:
             release.set()
     assert known.of(begun.result()) == Login("bob")
+
+
+def test_a_session_of_the_hosts_accounts_that_has_ended_is_not_brought_back_by_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package's unit hides /etc/shadow behind an empty file, until it is replaced, and again from the next start on."""
+    shadow, hiding, kept = tmp_path / "shadow", tmp_path / "hiding", tmp_path / "sessions"
+    shadow.write_text("eve:$y$hash:20000::::::\n")
+    hiding.touch()
+    settings = Settings(data_dir=tmp_path, auth="pam", pam_admin_group="root")
+
+    def started() -> Sessions:
+        monkeypatch.setattr(auth, "SHADOW", hiding)
+        return Sessions(authenticator(settings, announce=print).version, path=kept)
+
+    sessions = started()
+    secret = sessions.begin("eve")
+    assert sessions.of(secret) == Login("eve")
+    monkeypatch.setattr(auth, "SHADOW", shadow)  # an account was locked
+    assert sessions.of(secret) is None
+    assert started().of(secret) is None
+    # Where nothing hides it, sessions outlive a restart.
+    monkeypatch.setattr(auth, "SHADOW", shadow)
+    secret = Sessions(authenticator(settings, announce=print).version, path=kept).begin("eve")
+    other = Sessions(authenticator(settings, announce=print).version, path=kept)
+    assert other.of(secret) == Login("eve")

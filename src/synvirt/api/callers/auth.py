@@ -45,6 +45,22 @@ ADDRESSES_WATCHED_MAX = 4096
 Check = Callable[[str, str, str], None]
 
 
+def shadow_version() -> Callable[[], object]:
+    """What changes when the passwords or the locks of the host's accounts may have. The package's unit lays an empty file over
+    SHADOW, which is the same after each start, and is away from the first change on: such a version holds for this process
+    alone, or a restart would bring sessions back which that change had ended."""
+    here = secrets.token_hex(8)
+
+    def version() -> object:
+        try:
+            is_hidden = SHADOW.stat().st_size == 0
+        except OSError:
+            is_hidden = True
+        return here if is_hidden else version_of(SHADOW)
+
+    return version
+
+
 def pam_accounts(privileged: Privileged) -> Check:
     """A check by the host's accounts, by PAM. It raises Unauthorized."""
 
@@ -145,7 +161,7 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
     if settings.auth == "pam":
         groups = pam_groups(settings)
         throttled = Throttled(pam_accounts(privileged or Here(settings.pam_service)))
-        return Remembering(throttled, version=lambda: version_of(SHADOW), role_of=partial(role_by_group, groups))
+        return Remembering(throttled, version=shadow_version(), role_of=partial(role_by_group, groups))
     path = settings.keyring_dir / "users"
     password = add_first_account(path)
     if password is not None:
