@@ -165,7 +165,8 @@ class Keyring:
         if found is not None:
             raise KeyReplaced(
                 f"the sealing key of this host was replaced on host {found.host}, and nothing can be sealed with it any more",
-                hint=f"copy keyring/migrator.key from host {found.host} to this one: docs/operating.md, «Several hosts»",
+                hint=f"copy keyring/migrator.key from host {found.host}, or from its backup, to this one; if that key is lost, "
+                "move this host's away, start the service again, and give all credentials again",
             )
 
     def settle(self, sample: tuple[bytes, bytes] | None) -> None:

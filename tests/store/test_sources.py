@@ -190,6 +190,10 @@ def test_nothing_is_sealed_with_a_key_that_another_host_has_replaced(store: Stor
     assert other.rotate_key() == 2
     with pytest.raises(KeyReplaced, match="replaced on host b"):
         registered(one, "three")
+    # Where the new key is lost, this one is moved away, and the next start makes another.
+    key.rename(tmp_path / "a" / "old")
+    third = registered(started(store, tmp_path / "a", "a"), "three")
+    assert password(started(store, tmp_path / "a", "a"), store, third) == "secret of three"
     key.write_bytes(copied.read_bytes())
     assert [password(one, store, id_) for id_ in (first, second)] == ["secret of one", "secret of two"]
 
