@@ -5,6 +5,8 @@ import random
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from synvirt.guests.inside.looking import facts_of
 from synvirt.sizes import MIB
 from tests.guests.linux_trees import planted
@@ -80,3 +82,78 @@ def test_the_devices_by_which_a_linux_finds_its_disks_are_read(tmp_path: Path) -
     ext4(disk, tree)
     assert "finds /etc/lvm/devices/mine.devices " in "".join(facts_of([str(disk), str(pv)]))
     assert not [name for name in facts_of([str(disk)]) if name.startswith("finds /etc/lvm")], "LVM has nothing here"
+
+
+# As update-grub of Debian writes it where there is GRUB_DISABLE_LINUX_UUID; the second system comes from os-prober.
+GRUB_CFG = """
+set root='hd0,msdos1'
+menuentry 'Debian GNU/Linux' --class debian --class gnu-linux $menuentry_id_option 'gnulinux-simple-/dev/sda1' {
+\tload_video
+\tinsmod ext2
+\techo\t'Loading Linux 6.1.0-28-amd64 ...'
+\tlinux\t/boot/vmlinuz-6.1.0-28-amd64 root=/dev/sda1 ro  quiet resume=/dev/sda5
+\tinitrd\t/boot/initrd.img-6.1.0-28-amd64
+}
+menuentry 'Old (on /dev/sdb1)' {
+\tlinux /boot/vmlinuz-5.10 root=/dev/sdb1 ro
+}
+"""
+# As RHEL 8 and 9 write them (grubby, kernel-install), and RHEL 6 (anaconda).
+ENTRY = "title Red Hat Enterprise Linux ({0})\nversion {0}\nlinux /vmlinuz-{0}\ninitrd /initramfs-{0}.img\noptions {1}\n"
+ENVIRONMENT = (
+    "# GRUB Environment Block\nsaved_entry=abc-4.18.0\nkernelopts=root=/dev/xvda2 ro crashkernel=auto resume=UUID=5 \n####"
+)
+GRUB_CONF = """
+default=0
+splashimage=(hd0,0)/grub/splash.xpm.gz
+title Red Hat Enterprise Linux Server (2.6.32-754.el6.x86_64)
+\troot (hd0,0)
+\tkernel /vmlinuz-2.6.32-754.el6.x86_64 ro root=/dev/vda2 rd_NO_LUKS LANG=en_US.UTF-8
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (
+            {"boot/grub/grub.cfg": GRUB_CFG},
+            {"/boot/grub/grub.cfg root": "/dev/sda1", "/boot/grub/grub.cfg resume": "/dev/sda5"},
+        ),
+        (
+            {
+                "loader/entries/abc-0-rescue.conf": ENTRY.format("0-rescue", "root=/dev/sdz ro"),
+                "loader/entries/abc-5.14.0-427.el9.x86_64.conf": ENTRY.format("5.14.0", "root=/dev/mapper/rhel-root ro"),
+                "grub2/grub.cfg": "blscfg\n",
+            },
+            {"/boot/loader/entries/abc-5.14.0-427.el9.x86_64.conf root": "/dev/mapper/rhel-root"},
+        ),
+        (
+            {
+                "boot/loader/entries/abc-4.18.0-553.el8.x86_64.conf": ENTRY.format("4.18.0", "$kernelopts $tuned_params"),
+                "boot/grub2/grubenv": ENVIRONMENT,
+            },
+            {
+                "/boot/loader/entries/abc-4.18.0-553.el8.x86_64.conf root": "/dev/xvda2",
+                "/boot/loader/entries/abc-4.18.0-553.el8.x86_64.conf resume": "UUID=5",
+            },
+        ),
+        ({"grub/grub.conf": GRUB_CONF}, {"/boot/grub/grub.conf root": "/dev/vda2"}),
+        (
+            {"boot/extlinux/extlinux.conf": "LABEL l0\n\tLINUX ../vmlinuz\n\tAPPEND root=UUID=7 ro\n"},
+            {"/boot/extlinux/extlinux.conf root": "UUID=7"},
+        ),
+        ({"boot/grub/grub.cfg": "linux16 /boot/memtest86+.bin console=ttyS0\n"}, {}),
+    ],
+    ids=["Debian", "RHEL 9", "RHEL 8", "RHEL 6", "extlinux", "none"],
+)
+def test_the_command_line_of_the_kernel_is_read(files: dict[str, str], found: dict[str, str], tmp_path: Path) -> None:
+    """From a file system with /boot, or from the one that is mounted there."""
+    boot, root = tmp_path / "boot.img", tmp_path / "root.img"
+    for name, text in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(text)
+    ext4(boot, tmp_path / "tree")
+    ext4(root, planted(tmp_path / "root"))
+    facts = facts_of([str(boot), str(root)])
+    assert {name.removeprefix("finds "): value for name, value in facts.items() if name.startswith("finds ")} == found
+    assert facts["host name"] == "web01"

@@ -35,6 +35,8 @@ class Cause(NamedTuple):
 
 
 _NO_DRIVER = "the guest may lack a driver for this disk bus: put it in at the source, or name another in target.disk_bus"
+_OTHER_NAMES = "the job's concerns (disk-names) tell where it names disks that have other names here: it should use UUID="
+_NO_ROOT = f"{_NO_DRIVER}. Or {_OTHER_NAMES}"
 _NO_LOADER = "is the boot disk among the imported disks, and is its firmware (bios or uefi) the one the source has?"
 # What a console or a screen shows, what it means, and a hint. The first match counts, so the more exact patterns come first.
 CAUSES = (
@@ -79,24 +81,24 @@ CAUSES = (
     Cause(
         re.compile(r"\(initramfs\)|dracut:/#|Gave up waiting for (the )?root|\bALERT! .* does not exist"),
         "the guest's kernel does not find its root file system, and stopped in its initramfs",
-        _NO_DRIVER,
+        _NO_ROOT,
     ),
     Cause(
         re.compile(r"Unable to mount root fs|[Cc]ould not boot\.|No root device found"),
         "the guest's kernel does not find its root file system",
-        _NO_DRIVER,
+        _NO_ROOT,
     ),
     Cause(
         re.compile(r"Begin: Waiting for root file system|dracut-initqueue.*timeout"),
         "the guest's kernel waits for its root file system",
-        _NO_DRIVER,
+        _NO_ROOT,
         final=False,
     ),
     Cause(re.compile(r"Kernel panic"), "the guest's kernel panicked", _NO_DRIVER),
     Cause(
         re.compile(r"[Ee]mergency (mode|shell)|root password for maintenance"),
         "the guest stopped in its emergency mode",
-        "its /etc/fstab may name disks that have other names here: it should use UUID=",
+        f"it did not find all that it mounts: {_OTHER_NAMES}",
     ),
 )
 

@@ -13,7 +13,7 @@ from synvirt.nearest import in_short
 
 _PREFIX = "disk-names:"
 NAMED_AS_SCSI, LISTED_BY_LVM = f"{_PREFIX}sd", f"{_PREFIX}lvm"
-_FSTAB, _LVM = "/etc/fstab", "/etc/lvm/"
+_FSTAB, _LVM, _BOOT = "/etc/fstab", "/etc/lvm/", "/boot/"
 # What names disks of virtio, of SCSI, SATA and USB, of old IDE drivers, of Xen's, and of NVMe; by serial number and by place.
 # A filter of LVM may have the beginning of a name.
 _DEVICE = re.compile(r"/dev/(?:(vd|sd|hd|xvd|nvme)(?:[a-z0-9]+|[a-z0-9]*\*)|disk/(by-id|by-path)/(?!dm-|lvm-|md-)\S+)")
@@ -109,11 +109,15 @@ def _devices(named: Iterable[_Named]) -> str:
 
 def _remedy(named: Iterable[_Named]) -> str:
     files = sorted({one.file for one in named})
-    others = [file for file in files if not file.startswith(_LVM)]
-    by_uuid = f"Write UUID= into the guest's {' and '.join(others)} (blkid shows it)."
-    return " ".join([*([by_uuid] if others else []), *([_LVM_REMEDY] if others != files else [])])
+    tables = [file for file in files if not file.startswith((_BOOT, _LVM))]
+    parts = [f"Write UUID= into the guest's {' and '.join(tables)} (blkid shows it)."] if tables else []
+    parts += [_BOOT_REMEDY] if any(file.startswith(_BOOT) for file in files) else []
+    return " ".join([*parts, *([_LVM_REMEDY] if any(file.startswith(_LVM) for file in files) else [])])
 
 
+_BOOT_REMEDY = (
+    "Have its kernel's command line say root=UUID= (grubby --update-kernel=ALL, or /etc/default/grub and update-grub)."
+)
 _LVM_REMEDY = (
     "Let the guest's LVM use all disks: use_devicesfile = 0 and no filter in /etc/lvm/lvm.conf, then dracut -f (or "
     "update-initramfs -u)."
@@ -126,7 +130,7 @@ def _named_as_scsi(named: list[_Named]) -> Concern:
         category="Information",
         label="Disks named by their device",
         assessment=f"The guest's {_files(named)} {_devices(named)}. So its disks come by SCSI, where they are called so; by "
-        "virtio it would not find them, and stop in emergency mode.",
+        "virtio it would not find them, and stop in emergency mode, or in its initramfs.",
         remedy=f"{_remedy(named)} Then target.disk_bus may be virtio.",
     )
 
@@ -137,7 +141,7 @@ def _named_otherwise(kind: str, named: list[_Named]) -> Concern:
         category="Warning",
         label="Disks named by a device that is not here",
         assessment=f"The guest's {_files(named)} {_devices(named)}, and no disk is called so here: it waits for them, and then "
-        "stops in emergency mode, unless they have the option nofail, or are swap, which it does without.",
+        "stops in emergency mode, or in its initramfs, unless they have the option nofail, or are swap, which it does without.",
         remedy=f"{_remedy(named)[:-1]}, at the source or here on its console.",
     )
 

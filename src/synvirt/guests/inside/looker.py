@@ -189,9 +189,10 @@ def _of_btrfs(parts: Sequence[Bytes]) -> Iterator[Files]:
 
 
 def _facts_of(
-    where: str, parts: Sequence[Bytes], held: Sequence[lvm.Physical], unread: dict[str, str]
+    where: str, parts: Sequence[Bytes], held: Sequence[lvm.Physical], booted: dict[str, str], unread: dict[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Facts of the file system, and of the system on it, which may be none. Where there is something that was not read, why."""
+    """Facts of the file system, and of the system on it, which may be none. Where there is something that was not read, why.
+    Adds to `booted`, where it has none, what the menu of a boot loader says."""
     of_itself: dict[str, str] = {}
     try:
         for offset, magic, why in _UNREAD:
@@ -202,6 +203,7 @@ def _facts_of(
         if found is not None:
             of_itself[f"volume {where}"], places = found
             for files in places:
+                booted |= {} if files.is_ntfs or booted else linux_devices.command_line(files)
                 facts = windows_facts.facts_of(files) if files.is_ntfs else linux_facts.facts_of(files)
                 if facts:
                     names = {one.name for one in held}
@@ -218,14 +220,15 @@ def facts(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
     system: dict[str, str] = {}
     file_systems: dict[str, str] = {}
     unread: dict[str, str] = {}
+    booted: dict[str, str] = {}
     held: list[lvm.Physical] = []
     for where, parts in _together(volumes(disks, held, unread)):
-        of_itself, found = _facts_of(where, parts, held, unread)
+        of_itself, found = _facts_of(where, parts, held, booted, unread)
         file_systems |= of_itself
         system = system or found
     if disks and not system and not unread:
         unread["disks"] = "no system was found on them that is known here"
-    return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **system})
+    return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **booted, **system})
 
 
 def found_loaders(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
