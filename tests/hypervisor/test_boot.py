@@ -110,6 +110,17 @@ def test_a_guest_that_waits_for_its_disk_is_given_time() -> None:
     assert verdict.cause is not None, "but it is the cause when the time is over"
 
 
+def test_a_guest_that_waits_for_a_disk_shows_no_sign_by_what_it_writes_meanwhile() -> None:
+    """systemd gives up after 90 s: then it is in emergency mode, or goes on."""
+    waits, gave_up = "[ ***  ] Job dev-sdb1.device/start running (1min / 1min 30s)", "You are in emergency mode."
+    verdict, at_s = lost(lambda at: Seen(at, writes=int(at), console=waits if at < 95 else gave_up))
+    assert verdict.cause is not None
+    assert "emergency" in verdict.cause.cause
+    assert at_s < 95 + QUIET_S + 1
+    goes_on = "[DEPEND] Dependency failed for /data\n[  OK  ] Started the web server"
+    assert watched(lambda at: Seen(at, writes=int(at), console=waits if at < 95 else goes_on)) == ("activity", 95)
+
+
 def test_no_boot_device_is_so_on_any_bus() -> None:
     verdict, _ = lost(lambda at: Seen(at, console="Boot failed: not a bootable disk\nNo bootable device."))
     assert not verdict.other_bus_may_help

@@ -33,6 +33,10 @@ from synvirt.hypervisor import console
         ("dracut-initqueue[319]: Warning: dracut-initqueue timeout - starting timeout scripts", "root file system"),
         ("Kernel panic - not syncing: Attempted to kill init!", "panicked"),
         ("You are in emergency mode. After logging in, type", "emergency"),
+        ("[  OK  ] Started\n[ ***  ] A start job is running for /dev/disk/by-uuid/0b1c (12s / 1min 30s)", "waits for a disk"),
+        ("[**    ] A start job is running for dev-sdb1.device (12s / 1min 30s)", "waits for a disk"),
+        ("[   ***] (1 of 2) Job dev-disk-by…c-part1.device/start running (1min / 1min 30s)", "waits for a disk"),
+        ("[   ***] Job dev-sdb1.device/start running (9s / no limit)", "waits for a disk"),
     ],
 )
 def test_known_ends_have_a_cause_and_a_hint(shown: str, cause: str) -> None:
@@ -45,6 +49,12 @@ def test_known_ends_have_a_cause_and_a_hint(shown: str, cause: str) -> None:
 def test_an_ordinary_boot_has_no_cause() -> None:
     assert console.cause_of("pci 0000:00:1f.2: reg 0x7b: [io 0x0000-0x007b]") is None
     assert console.cause_of("[    1.0] Linux version 6.1\nDebian GNU/Linux 12 web ttyS0\n\nweb login:") is None
+
+
+def test_a_guest_waits_for_a_disk_while_that_is_the_last_thing_shown() -> None:
+    waits = "[   ***] Job dev-sdb1.device/start running (1min / 1min 30s)"
+    assert console.cause_of(f"{waits}\n[  OK  ] Started the web server") is None
+    assert console.cause_of("[   ***] Job networking.service/start running (1min / 5min)") is None
 
 
 def test_a_login_prompt_is_the_last_thing_shown() -> None:

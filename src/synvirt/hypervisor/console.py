@@ -96,6 +96,13 @@ CAUSES = (
     ),
     Cause(re.compile(r"Kernel panic"), "the guest's kernel panicked", _NO_DRIVER),
     Cause(
+        # systemd's line while nothing else happens, in the older of its forms and in the newer one.
+        re.compile(r"(A start job is running for|Job) (/dev/|dev-)[^\n]*\([^\n]* / [^\n]*\)\Z"),
+        "the guest waits for a disk",
+        f"it does not find what it mounts: {_OTHER_NAMES}",
+        final=False,
+    ),
+    Cause(
         re.compile(r"[Ee]mergency (mode|shell)|root password for maintenance"),
         "the guest stopped in its emergency mode",
         f"it did not find all that it mounts: {_OTHER_NAMES}",
