@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -12,6 +13,7 @@ import pytest
 from synvirt.errors import V2vFailed
 from synvirt.guests import virt_v2v
 from synvirt.guests.virt_v2v import VirtV2vInPlace
+from synvirt.model.machine import Nic
 from synvirt.programs import ProgramFailed
 from tests.guests import phony_windows
 from tests.guests.conversions import LINUX, NAME, manifest
@@ -52,6 +54,32 @@ def test_an_appliance_without_kvm_has_one_processor_unless_an_administrator_says
     preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: kvm)
     preparer.convert(NAME, manifest(), [str(disk)], lambda *_: None, lambda: False)
     assert (seen.get(MINE), seen.get("LIBGUESTFS_BACKEND_SETTINGS")) == (parameters, backend)
+
+
+NO_NETWORK_DRIVER = "there is no virtio network driver for this version of Windows (10.0 x86_64)."
+
+
+@pytest.mark.parametrize(("model", "fails"), [("vmxnet3", True), ("virtio", False), (None, False)])
+def test_a_windows_that_would_have_no_network_is_not_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, model: str | None, fails: bool
+) -> None:
+    """Its cards are virtio's after a conversion. One that has such cards at its source has their driver."""
+
+    def started(argv: list[str], *, on_line: Callable[[str], None], **_: Any) -> None:
+        for kind, text in (("warning", NO_NETWORK_DRIVER), ("info", "This guest has virtio drivers installed.")):
+            on_line(json.dumps({"type": kind, "message": text}))
+
+    monkeypatch.setattr(virt_v2v, "run", started)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda *_: None)
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(bytes(1 << 20))
+    preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: True)
+    nics = () if model is None else (Nic(key="nic-0", model=model),)
+    windows = manifest().model_copy(update={"nics": nics})
+    with pytest.raises(V2vFailed, match="no virtio network driver") if fails else nullcontext() as caught:
+        preparer.convert(NAME, windows, [str(disk)], lambda *_: None, lambda: False)
+    if caught is not None:
+        assert "another virtio-win.iso" in (caught.value.hint or "")
 
 
 def test_a_folder_that_cannot_be_made_is_the_conversions_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

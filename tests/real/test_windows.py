@@ -3,6 +3,7 @@
 A whole job that does so from an image, by a real service: tests/real/test_wmi_service.py."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from synvirt.errors import Cancelled, V2vFailed
 from synvirt.guests.virt_v2v import VirtV2vInPlace
+from synvirt.model.machine import Nic
 from synvirt.programs import run
 from tests.guests import phony_windows
 from tests.guests.conversions import KVM, NAME, manifest, need_conversions
@@ -81,6 +83,19 @@ def test_a_bad_conversion_says_why_and_leaves_the_volume_as_it_was(
     preparer.discard(NAME)
     assert lab.digest() == before
     assert not list((lab.folder / "conversions").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("gone", "words"), [("NetKVM", "no virtio network driver"), ("viostor", "no virtio block device driver")]
+)
+def test_a_windows_for_which_one_driver_is_missing_is_not_converted(lab: Lab, gone: str, words: str) -> None:
+    """The tool succeeds, and means that the guest gets an emulated device."""
+    windows, preparer = lab.windows(), lab.preparer()
+    shutil.rmtree(lab.drivers / gone)
+    with_a_card = manifest().model_copy(update={"nics": (Nic(key="nic-0", model="vmxnet3"),)})
+    with pytest.raises(V2vFailed, match=words) as caught:
+        preparer.convert(NAME, with_a_card, [windows], lambda *_: None, lambda: False)
+    assert "--conversion never" in (caught.value.hint or "")
 
 
 def test_an_agent_that_could_not_be_installed_is_found_before_anything_is_copied(lab: Lab) -> None:

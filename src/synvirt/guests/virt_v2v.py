@@ -3,8 +3,8 @@
     overlays of the volumes ─▶ a libvirt domain ─▶ virt-v2v-in-place -i libvirtxml ─▶ the overlays, with drivers
 
 The tool opens the guest's disks in its own appliance (libguestfs); nothing of the guest runs on the host. The tool and all that
-it starts are in a cage (`cage/appliance.py`). It succeeds even if it found no driver, so its messages are read: virt-v2v(1),
-section «Machine readable output», has their form.
+it starts are in a cage (`cage/appliance.py`). It succeeds even if it found no driver, or not the one for the network, so its
+messages are read: virt-v2v(1), section «Machine readable output», has their form.
 """
 
 import json
@@ -62,7 +62,12 @@ _CAUSES = (
         "a volume is encrypted: suspend BitLocker (manage-bde -protectors -disable) on the source, then copy again",
     ),
     ("no virtio drivers available", "this virtio-win.iso has no driver for this Windows: use a newer or an older one"),
+    (
+        "there is no virtio",
+        "use another virtio-win.iso, or none of its drivers: --conversion never --disk-bus sata, by which cards are e1000e",
+    ),
     ("no operating system", 'no system that it knows was found on the disks: set "conversion" to "never" if that is so'),
+    ("no installed kernel packages", "this virt-v2v is too old for the guest: a RHEL 9 needs 2.4 or newer"),
     ("not enough free space", "make room inside the guest and copy it again"),
     ("rhsrvany", "put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says"),
     ("read-only", "the file system was not shut down cleanly: start Windows on the source and shut it down"),
@@ -75,6 +80,7 @@ _CAUSES = (
 # Devices that are no overlays.
 ALONE: Final[Mapping[str, str]] = MappingProxyType({})
 _WITHOUT_DRIVERS = "does not have virtio drivers installed"
+_WITHOUT_NETWORK = "there is no virtio network driver"
 
 
 class VirtV2vInPlace:
@@ -162,8 +168,10 @@ class VirtV2vInPlace:
             finally:
                 end_users(self._folder / name)
             overlays.keep(self._folder / name, laid)
-        if messages.contains(_WITHOUT_DRIVERS):
+        if messages.that_contains(_WITHOUT_DRIVERS) is not None:
             raise _failed(manifest, messages.last("warning") or messages.last("info") or "no driver was installed")
+        if _needs_network_driver(manifest) and (warning := messages.that_contains(_WITHOUT_NETWORK)) is not None:
+            raise _failed(manifest, warning)
 
     def adopt(self, name: str, devices: list[str], *, backing: Mapping[str, str] = ALONE) -> None:
         overlays.take_over(self._folder / name, devices, backing)
@@ -203,6 +211,11 @@ class VirtV2vInPlace:
 def _has_its_drivers(manifest: VmManifest) -> bool:
     """They are part of each Linux kernel: its initramfs is made again with them."""
     return manifest.guest_os.family == "linux"
+
+
+def _needs_network_driver(manifest: VmManifest) -> bool:
+    """Its cards are virtio's here, whatever they were: without the driver it would boot, and have no network."""
+    return any(not nic.model.lower().startswith("virtio") for nic in manifest.nics)
 
 
 def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) -> list[str]:
@@ -247,8 +260,8 @@ class _Messages:
     def last(self, kind: MessageKind) -> str | None:
         return next((text for one, text in reversed(self._messages) if one == kind), None)
 
-    def contains(self, words: str) -> bool:
-        return any(words in text for _, text in self._messages)
+    def that_contains(self, words: str) -> str | None:
+        return next((text for _, text in self._messages if words in text), None)
 
 
 @contextmanager
