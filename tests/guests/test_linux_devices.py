@@ -69,13 +69,14 @@ def test_the_devices_by_which_a_linux_finds_its_disks_are_read(tmp_path: Path) -
         "finds /etc/fstab swap 2": "UUID=2",
         "finds /etc/crypttab data": "/dev/sdb3",
         "finds /etc/crypttab other": "UUID=1",
+    }
+    (tree / "etc/lvm/lvm.conf").write_text(f"{FILTERS}devices {{\n\tuse_devicesfile = 0\n}}\n")
+    ext4(disk, tree)
+    assert {name: value for name, value in facts_of([str(disk), str(pv)]).items() if name.startswith("finds /etc/lvm")} == {
         "finds /etc/lvm/lvm.conf filter 1": "/dev/sda2",
         "finds /etc/lvm/lvm.conf filter 2": "/dev/sdb*",
         "finds /etc/lvm/lvm.conf filter 3": "/dev/cciss/c0d0",
-    }
-    (tree / "etc/lvm/lvm.conf").write_text("devices {\n\tuse_devicesfile = 0\n}\n")
-    ext4(disk, tree)
-    assert not [name for name in facts_of([str(disk), str(pv)]) if name.startswith("finds /etc/lvm")]
+    }, "beside the list they do not count"
     (tree / "etc/lvm/lvm.conf").write_text(FILTERS)
     (tree / "etc/lvm/devices/system.devices").rename(tree / "etc/lvm/devices/mine.devices")
     (tree / "etc/lvm/lvmlocal.conf").write_text('devices/devicesfile = "mine.devices"\n')

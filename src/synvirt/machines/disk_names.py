@@ -154,5 +154,6 @@ def _listed_by_lvm(named: list[_Named]) -> Concern:
         assessment=f"The guest's {_files(named)} {_devices(named)}, and no disk is called so here: LVM may leave the volumes "
         "on them off, and the guest then stops in emergency mode, or in its initramfs.",
         remedy=f"At the source: {_LVM_REMEDY[0].lower()}{_LVM_REMEDY[1:]} Or have the guest converted, which takes the list of "
-        "devices away (conversion: always). Here on its console: vgimportdevices --all, then dracut -f.",
+        "devices away (conversion: always; of a RHEL 9 by virt-v2v 2.4 or newer). Here on its console: rm "
+        "/etc/lvm/devices/system.devices, vgchange -ay, vgimportdevices --all, dracut -f.",
     )

@@ -39,7 +39,9 @@ def devices_of(files: Files, physical: Collection[str]) -> Iterator[tuple[str, s
             yield f"finds {CRYPTTAB} {short(words[0])}", short(words[1])
     if physical:
         confs = [files.read(path) or "" for path in _LVM_CONFS]
-        yield from _listed(files, "\n".join(confs), physical)
+        if (path := _list(files, "\n".join(confs))) is not None:
+            yield from _listed(path, files.read(path), physical)
+            return  # filters do not count beside it
         for path, conf in zip(_LVM_CONFS, confs, strict=True):
             for number, device in enumerate(_accepted(conf), 1):
                 yield f"finds {path} filter {number}", short(device)
@@ -49,13 +51,16 @@ def _lines(text: str | None) -> Iterator[list[str]]:
     return (words for line in (text or "").splitlines() if (words := line.split()) and not words[0].startswith("#"))
 
 
-def _listed(files: Files, conf: str, physical: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The physical volumes in the devices file, each with the kind of its id and the id."""
+def _list(files: Files, conf: str) -> str | None:
+    """The devices file, where there is one that LVM uses."""
     uses, name = (_last(setting, conf) for setting in (_USES, _NAME))
-    if uses == "0":
-        return
     path = f"{LVM_FOLDER}/{name or 'system.devices'}"
-    for words in _lines(files.read(path)):
+    return path if uses != "0" and files.read(path) is not None else None
+
+
+def _listed(path: str, content: str | None, physical: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The physical volumes in the devices file, each with the kind of its id and the id."""
+    for words in _lines(content):
         entry = dict(word.split("=", 1) for word in words if "=" in word)
         if entry.get("PVID", "").replace("-", "") in physical and "IDTYPE" in entry and "IDNAME" in entry:
             yield f"finds {path} {short(entry['PVID'])}", short(f"{entry['IDTYPE']} {entry['IDNAME']}")
