@@ -96,8 +96,11 @@ CAUSES = (
     ),
     Cause(re.compile(r"Kernel panic"), "the guest's kernel panicked", _NO_DRIVER),
     Cause(
-        # systemd's line while nothing else happens, in the older of its forms and in the newer one.
-        re.compile(r"(A start job is running for|Job) (/dev/|dev-)[^\n]*\([^\n]* / [^\n]*\)\Z"),
+        # systemd's line, in the older of its forms and in the newer one, until a line of its own says how something ended.
+        re.compile(
+            r"(A start job is running for|Job) (/dev/|dev-)[^\n]*\([^\n]* / [^\n]*\)"
+            r"(\n(?!\[ *(OK|TIME|DEPEND|FAILED|SKIP|INFO|WARN) *\])[^\n]*)*\Z"
+        ),
         "the guest waits for a disk",
         f"it does not find what it mounts: {_OTHER_NAMES}",
         final=False,
