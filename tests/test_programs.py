@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_program_that_no_signal_ends_is_not_waited_for(monkeypatch: pytest.Mon
     """As one that waits in the kernel for a disk, for example zfs for a suspended pool."""
     kept: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(programs, "GONE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(programs, "end_group", kept.append)
+    monkeypatch.setattr(programs, "_kill_group", kept.append)
     monkeypatch.setattr(programs._LifeLine, "cut", lambda _: None)
     with pytest.raises(ProgramFailed, match="sleep took too long"):
         run(["sleep", "600"], timeout_s=0.5, guarded=guarded, name="sleep")
@@ -211,6 +212,23 @@ time.sleep(600)
         starter.communicate()
     assert ended == "None"
     assert_ends(int(pid))
+
+
+@pytest.mark.parametrize("on_line", [None, print], ids=["its output is kept", "its lines are read"])
+def test_a_program_ends_though_its_guard_was_killed(tmp_path: Path, on_line: Callable[[str], None] | None) -> None:
+    """Its caller is told that it has ended, and removes or makes again what it still wrote."""
+    script = f"echo $PPID $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; exec sleep 600"
+
+    def kill_guard() -> None:
+        until((tmp_path / "pids").exists, 30)
+        os.kill(int((tmp_path / "pids").read_text().split()[0]), signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_guard)
+        with pytest.raises(ProgramFailed, match="was ended by SIGKILL" if on_line else "took too long"):
+            run(["sh", "-c", script], timeout_s=600 if on_line else 5, guarded=True, on_line=on_line)
+        killed.result()
+    assert_ends(int((tmp_path / "pids").read_text().split()[1]))
 
 
 def test_a_daemon_left_behind_does_not_block_its_caller(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def run(
                 lines.started()
             stdout, ended = _end_of(child, time.monotonic() + timeout_s, stop)
         finally:
-            if child.returncode is None:
+            if child.returncode is None or child.returncode < 0:
                 _end(child, life)
         stderr = _tail(messages)
     if ended is not None or child.returncode != 0:
@@ -191,12 +191,14 @@ def _is_all_read(stream: IO[bytes], output: bytearray, until: float) -> bool:
 
 
 def _end(child: "subprocess.Popen[bytes]", life: "_LifeLine | None") -> None:
-    """Lets the guard end the program, whose processes may be in other groups; then ends the group, if it still runs."""
+    """Lets the guard end the program, whose processes may be in other groups; then ends what still runs of the group, as where
+    something else has ended the guard, or the program itself."""
     if life is not None:
         life.cut()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(GONE_TIMEOUT_S)
-    end_group(child)
+    # Although it may have been waited for a moment ago: while any of the group runs, its number is no other's.
+    _kill_group(child)
 
 
 def _let_go(child: "subprocess.Popen[bytes]") -> None:
@@ -376,9 +378,13 @@ def end_group(child: "subprocess.Popen[bytes]") -> None:
     """Ends a child started with start_new_session, and all its children, by SIGKILL: readers have nothing to tidy up. In a cage
     that blocks signals (Landlock from Linux 6.12 on), a child started before ends when its output is not read any more.
     One that was waited for is left: its number may be another process's by now."""
+    if child.returncode is None:
+        _kill_group(child)
+
+
+def _kill_group(child: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if child.returncode is None:
-            os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def end_users(folder: Path) -> None:
