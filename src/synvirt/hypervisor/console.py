@@ -96,9 +96,10 @@ CAUSES = (
     ),
     Cause(re.compile(r"Kernel panic"), "the guest's kernel panicked", _NO_DRIVER),
     Cause(
-        # systemd's line, in the older of its forms and in the newer one, until a line of its own says how something ended.
+        # systemd's line, in the older of its forms and in the newer one, until a line of its own says how something ended. What
+        # a guest writes is hostile, so no part of the line can be read in two ways.
         re.compile(
-            r"(A start job is running for|Job) (/dev/|dev-)[^\n]*\([^\n]* / [^\n]*\)"
+            r"(A start job is running for|Job) (/dev/|dev-)[^\n(]{1,200}\([^\n/()]{1,40} / [^\n/()]{1,40}\)[^\n]*"
             r"(\n(?!\[ *(OK|TIME|DEPEND|FAILED|SKIP|INFO|WARN) *\])[^\n]*)*\Z"
         ),
         "the guest waits for a disk",
