@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.durable import make_open_folder, put_private_file, sweep
+from synvirt.durable import make_open_folder, put_private_file, put_text, sweep
 from tests.needs import need_root
 
 
@@ -150,3 +151,19 @@ def test_files_that_an_earlier_version_left_are_swept_once_their_process_has_gon
     (tmp_path / f".users.{lives}").write_bytes(b"being written")
     sweep(tmp_path)
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([f".notes.{gone}", f".users.{lives}"])
+
+
+def test_a_persons_file_that_finds_no_room_leaves_the_one_before(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as failed:
+            put_text(kept, ["some ", "more"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert failed.value.filename == str(kept)
+    assert (kept.read_text(), list(tmp_path.iterdir())) == ("before", [kept])
+    put_text(kept, ["some ", "more"])
+    assert (kept.read_text(), list(tmp_path.iterdir())) == ("some more", [kept])

@@ -85,6 +85,22 @@ def put_private_file(path: Path, content: bytes, *, replace: bool = True) -> Non
         os.fsync(folder)
 
 
+def put_text(path: Path, text: Iterable[str]) -> None:
+    """Writes a file of a person, whole or not at all: after an error an earlier one is as it was. OSError, with that path."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with unfinished.open("x") as file:
+            file.writelines(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
 def _write(new: Path, content: bytes) -> None:
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(content)

@@ -1,7 +1,9 @@
 """synvirt sources and synvirt keyring, against a service on real sockets with a fake platform."""
 
 import json
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tests.fakes.platforms import with_fake
 from tests.fakes.pve.cluster import Cluster, Paper
 from tests.fakes.pve.server import PveServer
 from tests.fakes.service import Service
+from tests.needs import need_root
 
 SECRET = "correct-horse-battery-staple"
 
@@ -200,6 +203,18 @@ def test_the_key_is_rotated(service: Service, run: Run) -> None:
     assert run("keyring", "rotate").stdout == "The key is new; the credentials of 1 sources are sealed with it\n"
 
 
+@contextmanager
+def _small(folder: Path) -> Iterator[Path]:
+    """A file system with room for one page."""
+    need_root("mount")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
 def test_a_site_is_recorded_into_a_file(service: Service, run: Run, tmp_path: Path) -> None:
     (folder := tmp_path / "site").mkdir()
     cluster = Cluster(Paper())
@@ -217,5 +232,11 @@ def test_a_site_is_recorded_into_a_file(service: Service, run: Run, tmp_path: Pa
         assert "/qemu/101/config" not in written.read_text()
         assert "payroll" not in written.read_text()
         assert run("sources", "record", "site").stdout.startswith('{"recording": 1')
+        with _small(tmp_path / "small") as small:
+            (small / "site.jsonl").write_text("the one before")
+            full = run("sources", "record", "site", "--output", small / "site.jsonl")
+            assert (full.exit_code, f"{small / 'site.jsonl'} cannot be written: No space left" in full.stderr) == (1, True)
+            assert [(one.name, one.read_text()) for one in small.iterdir()] == [("site.jsonl", "the one before")]
+            assert run("sources", "record", "site", "--output", "/dev/null").exit_code == 0
     failed = run("sources", "record", "site")
     assert (failed.exit_code, "E_MIG_SOURCE_UNREACHABLE" in failed.stderr) == (1, True)

@@ -41,7 +41,9 @@ def failed(error: Exception, *, as_json: bool = False, of_backups: bool = False)
 def _ours(error: Exception) -> SynvirtError:
     """A foreign error, named by its cause."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        place = error.filename or ("the standard output" if drop_what_was_refused() else "a file of this command")
+        place = error.filename or (
+            "the standard output" if drop_what_was_refused() else "the standard output, or a file of this command,"
+        )
         what = f"{place} cannot be written: {error.strerror}"
         return DiskWriteFailed(what, hint="free some space there, or name another folder")
     if isinstance(error, OSError) and error.errno in _WRONG_PATH and error.filename is not None:

@@ -245,6 +245,8 @@ def record(
 
     Example: synvirt sources record lab --output lab.jsonl
     """
+    from synvirt.durable import put_text
+
     with options.connect() as client:
         id_ = source_id(client, source)
         chosen = [_vm_id(client, id_, source, one) for one in vm or ()]
@@ -252,7 +254,10 @@ def record(
     if output is None:
         print(answer, end="")
         return
-    output.write_text(answer)
+    if output.exists() and not output.is_file():  # a device or a pipe
+        output.write_text(answer)
+    else:
+        put_text(output, [answer])
     print(shown(f"{output}: {answer.count(chr(10)) - 1} answers. Check it before you send it to anyone."))
 
 

@@ -15,7 +15,7 @@ from synvirt.copying import Copied, copy
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.raw.changes import opening
 from synvirt.disks.raw.cloning import clone
-from synvirt.disks.raw.files import RawReader, RawWriter
+from synvirt.disks.raw.files import HINTS, RawReader, RawWriter
 from synvirt.disks.specs import BlockWriterSpec
 from synvirt.errors import BadRequest, Conflict, DiskWriteFailed
 from synvirt.nearest import did_you_mean_file
@@ -207,17 +207,12 @@ def _reread(writer: DiskWriter, target: Path) -> Iterator[DiskReader]:
 
 def _write_lines(path: Path, lines: Iterator[str]) -> None:
     """Writes the whole file, or none."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    from synvirt.durable import put_text
+
     try:
-        with unfinished.open("x") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        put_text(path, (f"{line}\n" for line in lines))
     except OSError as error:
-        raise DiskWriteFailed(f"{path.name} cannot be written: {error.strerror}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+        raise DiskWriteFailed(f"{path.name} cannot be written: {error.strerror}", hint=HINTS.get(error.errno or 0)) from error
 
 
 @contextmanager

@@ -40,6 +40,7 @@ NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EIN
 HINTS = {
     errno.ENOSPC: "free space at the destination; if the job has failed, start it again then",
     errno.EDQUOT: "raise the quota at the destination; if the job has failed, start it again then",
+    errno.EFBIG: "no file may be as large there: by its file system (FAT has 4 GiB), or by this process's limit (ulimit -f)",
     errno.EIO: "the device reports an error: look at the kernel's log, and at the health of the disk",
     errno.EACCES: "the service's user needs permission for it",
     errno.EPERM: "the service's user needs permission for it",
