@@ -21,7 +21,7 @@ from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown
 from synvirt.errors import OutageTooLong
 from synvirt.main import app  # `main` adds serve and demo; tests put the program together once
-from synvirt.model.job import Forecast, Pass, Progress
+from synvirt.model.job import DiskProgress, Forecast, Pass, Progress
 from synvirt.model.kinds import LiveKind, Mode, OfflineKind, State
 from synvirt.model.plan import HostPathRef, LiveVmRef, PlanSource, Warm
 from synvirt.model.problems import Problem
@@ -273,6 +273,10 @@ def test_show_of_a_warm_job_has_its_passes_its_forecast_and_the_result(service: 
     numbers = [line.split()[1] for line in reported.splitlines() if line.startswith("pass ")]
     assert numbers == ["1", "…", *map(str, range(1992, 2001))]
     assert "… 1990 more" in reported
+    disk = DiskProgress(key="disk0", label="system", state="copying", bytes_total=100 * MIB, bytes_done=50 * MIB)
+    assert " disk0 system: copying," in copied(State.DELTA_SYNCING, disks=(disk,))
+    for part in (" disk0 system: stopped,", " 2 delta: 4.0 MiB in 1.0 s, whole disks compared, stopped\n"):
+        assert part in copied(State.CANCELLED)
     reported = copied(State.COMPLETED, downtime_s=9.342)
     assert "downtime 9.3 s\n" in reported
     assert "forecast" not in reported

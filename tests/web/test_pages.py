@@ -142,6 +142,17 @@ def test_the_lines_of_a_guests_console_stay_lines_and_holes_are_no_part_of_what_
     expect(page.locator(".lead")).to_have_text("console has failed.")
 
 
+@pytest.mark.parametrize(("state", "words"), [(State.COPYING_FULL, "copying"), (State.CANCELLED, "stopped")])
+def test_of_a_job_that_has_ended_no_disk_is_being_copied(page: Page, service: Service, state: State, words: str) -> None:
+    disk = DiskProgress(key="disk0", label="system", state="copying", bytes_total=2 * GIB, bytes_done=GIB)
+    job_id = jobs.added(service, "halfway", (State.QUEUED, 9), (state, 1), disks=(disk,))
+    page.goto(f"/migrations/{job_id}")
+    expect(page.locator("#disks .pill")).to_have_text(words)
+    if state == State.COPYING_FULL:
+        service.move(job_id, State.CANCELLED)
+        expect(page.locator("#disks .pill")).to_have_text("stopped")
+
+
 def test_a_jobs_page_follows_it(page: Page, service: Service) -> None:
     job_id = jobs.added(service, "followed", (State.QUEUED, 5), (State.COPYING_FULL, 4), manifest=jobs.LINUX)
     page.goto(f"/migrations/{job_id}")

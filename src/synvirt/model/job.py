@@ -30,7 +30,8 @@ class Progress(Model):
 
 
 class DiskProgress(Model):
-    """How far the copy of one disk is, in bytes, counted as in Progress. `volume`: its name at the destination."""
+    """How far the copy of one disk is, in bytes, counted as in Progress. `copying` in a job that has ended: there it stopped.
+    `volume`: its name at the destination."""
 
     key: str
     label: str
@@ -247,6 +248,10 @@ class Migration(Model):
     @property
     def ended(self) -> bool:
         return self.state in ENDS
+
+    def disk_words(self, disk: DiskProgress) -> str:
+        """The state of a disk for people."""
+        return "stopped" if self.ended and disk.state == "copying" else disk.state
 
     @property
     def held(self) -> bool:

@@ -345,7 +345,7 @@ def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
     rows += [("downtime", f"{job.downtime_s:.1f} s")] if job.downtime_s is not None else []
     rows += [("held", held_until(job))] if job.held else []
     rows += [
-        ("disk", f"{disk.key} {disk.label}: {disk.state}, {sized(disk.bytes_total)}, {disk.volume or '-'}")
+        ("disk", f"{disk.key} {disk.label}: {job.disk_words(disk)}, {sized(disk.bytes_total)}, {disk.volume or '-'}")
         for disk in job.disks
     ]
     rows += [("domain", f"{job.domain.name} {job.domain.uuid}")] if job.domain else []
@@ -379,11 +379,11 @@ def _passes(job: "Migration") -> list[str]:
     """The first and the last of them: a job that is held for a week has thousands."""
     few = len(job.passes) <= PASSES_SHOWN
     shown_ = job.passes if few else (job.passes[0], *job.passes[1 - PASSES_SHOWN :])
-    lines = [_pass(one, job.plan.warm.confidence) for one in shown_]
+    lines = [_pass(one, job.plan.warm.confidence, ended=job.ended) for one in shown_]
     return lines if few else [lines[0], f"… {len(job.passes) - PASSES_SHOWN} more", *lines[1:]]
 
 
-def _pass(one: "Pass", confidence: float) -> str:
+def _pass(one: "Pass", confidence: float, *, ended: bool) -> str:
     from synvirt.sizes import sized
 
     line = f"{one.number} {one.kind}: {sized(one.bytes)} in {one.seconds:.1f} s"
@@ -392,7 +392,8 @@ def _pass(one: "Pass", confidence: float) -> str:
             "all" if one.verify else f"sees with {100 * confidence:.6g} % certainty that {one.would_see:.2%} or more were lost"
         )
         line += f", {sized(one.bytes_checked)} of the unchanged compared ({seen})"
-    return line + (", whole disks compared" if one.whole else "") + (", under way" if one.finished_at is None else "")
+    stands = "" if one.finished_at is not None else ", stopped" if ended else ", under way"
+    return line + (", whole disks compared" if one.whole else "") + stands
 
 
 def _outage(one: "OutageForecast") -> str:
