@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -28,6 +29,9 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _HINT = "send multipart/form-data with the part `file` and, optionally, `sha256`: curl -F file=@web.ova"
 # What browsers escape in a file name (WHATWG HTML, «multipart/form-data encoding algorithm»).
 _ESCAPES = {"%22": '"', "%0D": "\r", "%0A": "\n"}
+# RFC 5987: filename*=UTF-8''web%20%C3%BC.ova, in a header whose quoted texts were taken out.
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_EXTENDED = re.compile(r";\s*filename\*\s*=\s*(utf-8|iso-8859-1)'[^';]*'([^\s;]*)", re.I)
 
 
 T = TypeVar("T")
@@ -129,8 +133,9 @@ class UploadForm(Generic[T]):
             raise BadRequest("a part is not form-data in plain bytes", hint=_HINT)
         match self._name:
             case "file" if self._sink is None:
-                self._named = bool(options.get(b"filename"))
-                self._sink = self._begin(_filename(options.get(b"filename", b"")))
+                name = _filename(options.get(b"filename", b"")) or _extended(self._headers.get("content-disposition", ""))
+                self._named = bool(name)
+                self._sink = self._begin(name)
             case "sha256" if self._sha256 is None and not self._announced:
                 pass
             case "file" | "sha256":
@@ -189,6 +194,13 @@ def _parser(content_type: str, form: UploadForm[Any]) -> MultipartParser:
         return MultipartParser(boundary, callbacks, max_header_count=HEADERS_MAX, max_header_size=HEADER_BYTES)  # type: ignore[arg-type]
     except FormParserError as error:
         raise BadRequest(f"the body's boundary is not valid: {error}", hint=_HINT) from error
+
+
+def _extended(disposition: str) -> str:
+    """The name in `filename*`, "" where there is none. RFC 7578 forbids it in a form, and some libraries send nothing else for
+    a name that is not ASCII."""
+    found = _EXTENDED.search(_QUOTED.sub('""', disposition))
+    return "" if found is None else unquote_to_bytes(found[2]).decode(found[1], errors="replace")
 
 
 def _filename(raw: bytes) -> str:
