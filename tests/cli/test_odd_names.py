@@ -68,3 +68,12 @@ def test_a_name_that_is_no_text_is_refused_with_what_to_do(service: Service, run
     refused = run(command, name)
     assert refused.exit_code == 2
     assert "a file's name is not UTF-8" in refused.stderr
+
+
+def test_a_job_whose_removal_was_interrupted_is_not_said_to_go_on(service: Service, run: Run) -> None:
+    """Its own id is where a job's is that has taken it over."""
+    job = service.submit()
+    service.store.change(job.id, job.state, lambda one: one.model_copy(update={"retried_by": one.id}))
+    reported = run("migrations", "show", job.id).stdout
+    assert "if that was interrupted, remove it again" in reported
+    assert "goes on with its copy" not in reported

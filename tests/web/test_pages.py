@@ -327,6 +327,17 @@ def test_the_page_of_a_job_leads_to_those_before_and_after_it(page: Page, servic
     expect(page.get_by_role("heading", level=1)).to_have_text("the other")
 
 
+def test_a_job_whose_removal_was_interrupted_does_not_lead_to_itself(page: Page, service: Service) -> None:
+    job_id = jobs.added(service, "half-gone", (State.QUEUED, 3), (State.FAILED, 2))
+    service.store.change(job_id, State.FAILED, lambda job: job.model_copy(update={"retried_by": job.id}))
+    page.goto(f"/migrations/{job_id}")
+    expect(page.locator("#banner")).to_contain_text("if that was interrupted, remove it again")
+    expect(page.locator("#banner a")).to_have_count(0)
+    page.get_by_role("link", name="Remove from the list").click()
+    page.get_by_role("button").last.click()
+    expect(page).to_have_title("Migrations · SynVirt")
+
+
 @pytest.mark.parametrize(
     "name", ["  ", "\N{ZERO WIDTH SPACE}", "\N{NO-BREAK SPACE}\N{RIGHT-TO-LEFT OVERRIDE}", "\N{HANGUL FILLER}"]
 )

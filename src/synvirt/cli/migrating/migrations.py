@@ -328,7 +328,9 @@ def _sheet(answer: str, lost: Callable[[str], str | None]) -> None:
             job = job.model_copy(update={"progress": job.progress.stopped()})
     rows += [("attempt", str(job.attempt))] if job.attempt > 1 else []
     others = ((words, getattr(job, field)) for field, words in _OTHER_JOBS)
-    rows += [("job", words.format(other)) for words, other in others if other is not None]
+    rows += [("job", words.format(other)) for words, other in others if other not in (None, job.id)]
+    if job.retried_by == job.id:
+        rows.append(("job", "is being removed with its volumes; if that was interrupted, remove it again"))
     if job.last_error is not None:
         rows.append(
             ("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {as_options(job.last_error.message)}")
