@@ -150,7 +150,9 @@ def test_logs_that_cannot_be_listed_now_are_cut_later(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("piece", ["Job /dev/( / ) ", "Job /dev/x(1 / ", "Job /dev/x(1 / 2)\n", "dracut-initqueue", "( / )", "\n["])
+@pytest.mark.parametrize(
+    "piece", ["Job /dev/( / ) ", "Job /dev/x(1 / ", "Job /dev/x(1 / 2)\n", "dracut-initqueue", "( / )", "\n["]
+)
 def test_a_guest_that_writes_what_is_hard_to_match_holds_nobody_up(piece: str) -> None:
     """One of 8 KiB took nine minutes, and no other thread of the service ran meanwhile."""
     shown = piece * (console.TAIL_BYTES // len(piece))
