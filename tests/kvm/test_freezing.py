@@ -1,7 +1,9 @@
 """A freeze counts only where nothing else thawed the guest, and its guard knows before it begins. Real guests: tests/real."""
 
 import contextlib
+import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +78,21 @@ def test_what_took_too_long_was_not_quiet(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_a_guard_nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     guest = Frozen(monkeypatch, thaws=(), states=(), ready=False)
+    assert not held(guest).quiesced
+    assert guest.said == ["the moment"]
+
+
+def test_a_host_that_starts_no_guard_freezes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that would have been crash-consistent failed."""
+    guard = freezing._guard
+    guest = Frozen(monkeypatch, thaws=(), states=(), ready=False)
+    monkeypatch.setattr(freezing, "_guard", guard)
+    guest.UUIDString = guest.name = lambda: "guest"  # type: ignore[attr-defined]
+
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
     assert not held(guest).quiesced
     assert guest.said == ["the moment"]
 

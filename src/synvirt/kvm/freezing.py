@@ -143,14 +143,38 @@ class _Guard:
 def _guard(uri: str, domain: Any) -> Iterator[_Guard | None]:
     """Starts the guard. None, where it does not start: then nothing is frozen. At the end it is left alone: without a message
     it thaws until the guest is thawed."""
+    try:
+        child = _started(uri, domain)
+    except OSError as error:
+        _log.error("nothing can be started that would thaw the guest: it is not frozen", guest=domain.name(), cause=str(error))
+        child = None
+    if child is None:
+        yield None
+        return
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with contextlib.suppress(RuntimeError):  # there is no thread: it is waited for at this process' end
+        threading.Thread(target=child.wait, daemon=True).start()
+    try:
+        ready = select.select([child.stdout], [], [], READY_TIMEOUT_S)[0] and child.stdout.readline() == b"ready\n"
+        if not ready:
+            _log.error("nothing could thaw the guest if the service ended: it is not frozen", guest=domain.name())
+        yield _Guard(child) if ready else None
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+        child.stdout.close()
+
+
+def _started(uri: str, domain: Any) -> "subprocess.Popen[bytes] | None":
+    """None, where its agent's connection is not found. OSError."""
     argv = [sys.executable, "-P", str(GUARD), uri, domain.UUIDString()]
     embedded = embedded_root(uri) is not None
     descriptor = _agents_connection(domain) if embedded else None
     if embedded and descriptor is None:
-        yield None
-        return
+        return None
     try:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             argv if descriptor is None else [*argv, str(descriptor)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -161,18 +185,6 @@ def _guard(uri: str, domain: Any) -> Iterator[_Guard | None]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    threading.Thread(target=child.wait, daemon=True).start()
-    try:
-        ready = select.select([child.stdout], [], [], READY_TIMEOUT_S)[0] and child.stdout.readline() == b"ready\n"
-        if not ready:
-            _log.error("nothing could thaw the guest if the service ended: it is not frozen", guest=domain.name())
-        yield _Guard(child) if ready else None
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.close()
-        child.stdout.close()
 
 
 def _agents_connection(domain: Any) -> int | None:
