@@ -1,8 +1,10 @@
 """What a run holds at a guest ends with the run, also where the store, the hypervisor or the repository does not answer."""
 
 import asyncio
+import errno
+import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from synvirt.backups.sources.guest import SNAPSHOTS_LEFT_OUT, Ask, Keeping, Sour
 from synvirt.backups.sources.made import Made
 from synvirt.backups.working import Working
 from synvirt.disks.specs import ImageSpec, RawSpec
-from synvirt.errors import Cancelled, Internal, PersistFailed, SourceSnapshotFailed
+from synvirt.errors import BackupInternal, Cancelled, Internal, PersistFailed, SourceSnapshotFailed
 from synvirt.jobs.process import Ended
 from synvirt.live.libvirt import backup as jobs
 from synvirt.live.libvirt.manifest import parse
@@ -195,6 +197,20 @@ class Silent:
 
     async def send(self, _line: Any) -> None:
         pass
+
+
+def test_disks_that_nothing_can_serve_have_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ended, and the boot test or the instant start went on without disks."""
+
+    def refused(work: Coroutine[Any, Any, None]) -> None:
+        work.close()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(asyncio, "run", refused)
+    order = ServeOrder(repository=RepositorySpec(place=FolderSpec(path="/x"), key=""), point_id="p", sockets={})
+    working = Working(Silent)  # type: ignore[arg-type]  # nothing begins
+    with pytest.raises(BackupInternal, match="Too many open files"), working.serving(order, lambda: False):
+        pytest.fail("nothing is served")
 
 
 def test_a_run_that_waits_for_its_disks_to_be_served_can_be_cancelled() -> None:

@@ -21,9 +21,10 @@ from synvirt.backups.memory import Memory
 from synvirt.backups.orders import Measured, MeasureOrder, ServeOrder, Serving
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.copying import Copied
-from synvirt.errors import Cancelled, SynvirtError
+from synvirt.errors import BackupInternal, Cancelled, SynvirtError, cause_of
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import WorkerDied, Workers, started
+from synvirt.jobs.shortage import HINT
 from synvirt.jobs.wire import Flushed, Moved, Result, WireModel
 from synvirt.repository.specs import PointSpec
 
@@ -94,6 +95,8 @@ class Working:
                 asyncio.run(self._once(order, on_message, ended.is_set))
             except SynvirtError as error:
                 served.failure = None if ended.is_set() else error
+            except OSError as error:  # there is no descriptor for the loop, for example
+                served.failure = BackupInternal(f"nothing can serve the disks: {cause_of(error)}", hint=HINT)
             finally:
                 served.ended.set()
                 served.ready.set()
