@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.guests.inside.looking import facts_of
+from synvirt.sizes import MIB
 from tests.guests.linux_trees import planted
 from tests.guests.test_linux_devices import ext4
 
@@ -112,3 +113,11 @@ def test_names_that_do_not_come_from_a_place_count_for_nothing(tmp_path: Path, f
 )
 def test_names_that_come_from_a_place_count(tmp_path: Path, files: dict[str, str]) -> None:
     assert configured(tmp_path, **ETH0, **files) == {"eth0": "/etc/network/interfaces"}
+
+
+def test_files_of_a_megabyte_of_empty_lines_are_read(tmp_path: Path) -> None:
+    """A pattern that begins in each of them and goes on to the end would use up the reader's time, and nothing was read."""
+    empty = "\n" * MIB
+    folders = ("etc/network/interfaces.d/a", "etc/systemd/network/a.network", "etc/systemd/network/a.link")
+    cards = {**dict.fromkeys(folders, empty), "etc/sysconfig/network-scripts/ifcfg-a": empty, "etc/lvm/lvm.conf": empty}
+    assert configured(tmp_path, **ETH0, **cards) == {"eth0": "/etc/network/interfaces"}

@@ -15,8 +15,8 @@ from synvirt.model.facts import several, short
 _NAME: Final = re.compile(r"(?<![\w.:/-])(?:eth\d{1,3}|en(?:o|s|X)\d{1,9}(?:f\d+)?|enp\d{1,3}s\d{1,3}(?:f\d+)?)(?![\w-])")
 _IFCFG: Final = "/etc/sysconfig/network-scripts/"
 _IFCFG_SUSE: Final = "/etc/sysconfig/network/"
-_MAC_ADDRESS: Final = re.compile(r"(?mi)^\s*(?:Permanent)?MACAddress\s*=")
-_LINK_NAME: Final = re.compile(r"(?m)^\s*Name\s*=\s*(\S+)")
+_MAC_ADDRESS: Final = re.compile(r"(?mi)^[ \t]*(?:Permanent)?MACAddress\s*=")
+_LINK_NAME: Final = re.compile(r"(?m)^[ \t]*Name\s*=\s*(\S+)")
 _RULE_NAME: Final = re.compile(r'(?m)^(?=[^#\n]*ATTRS?\{address\}\s*==)[^#\n]*\bNAME\s*:?=\s*"([^"]+)"')
 # Where systemd's names come from, and what turns them off.
 _DEFAULT_LINKS: Final = ("/usr/lib/systemd/network/99-default.link", "/lib/systemd/network/99-default.link")
@@ -60,7 +60,7 @@ def _in(files: Files, folder: str, ending: str) -> list[str]:
 
 def _lines(pattern: str) -> Callable[[str], list[str]]:
     """The names in what that pattern captures of each line that is no comment."""
-    wanted = re.compile(rf"(?m)^\s*{pattern}")
+    wanted = re.compile(rf"(?m)^[ \t]*{pattern}")
     return lambda text: [name for found in wanted.findall(text) for name in _NAME.findall(found)]
 
 
@@ -88,7 +88,7 @@ def _indent(line: str) -> int:
 
 
 def _ifcfg(text: str) -> list[str]:
-    return [] if re.search(r"(?m)^\s*HWADDR\s*=", text) else _DEVICE(text)
+    return [] if re.search(r"(?m)^[ \t]*HWADDR\s*=", text) else _DEVICE(text)
 
 
 _DEVICE: Final = _lines(r"DEVICE\s*=\s*[\"']?(\S+?)[\"']?\s*$")

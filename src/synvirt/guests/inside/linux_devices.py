@@ -12,9 +12,9 @@ from synvirt.model.facts import short
 
 FSTAB, CRYPTTAB, LVM_CONF, LVM_FOLDER = "/etc/fstab", "/etc/crypttab", "/etc/lvm/lvm.conf", "/etc/lvm/devices"
 _LVM_CONFS = (LVM_CONF, "/etc/lvm/lvmlocal.conf")
-_SETTING = r'(?m)^\s*(?:devices/)?{}\s*=\s*"?([\w.-]+)'
+_SETTING = r'(?m)^[ \t]*(?:devices/)?{}\s*=\s*"?([\w.-]+)'
 _USES, _NAME = (re.compile(_SETTING.format(setting)) for setting in ("use_devicesfile", "devicesfile"))
-_FILTER = re.compile(r"(?m)^\s*(?:devices/)?(?:global_)?filter\s*=\s*\[([^\]]*)")
+_FILTER = re.compile(r"(?m)^[ \t]*(?:devices/)?(?:global_)?filter\s*=\s*\[([^\]]*)")
 _PATTERN = re.compile(r'"([ar])(.)((?:[^"\\]|\\.)*)."')
 # A pattern's beginning that is a name; and one that matches each device.
 _BEGINNING, _ANY = re.compile(r"\^?(/dev/[\w/:-]+(?:\.(?![*+?])[\w/:-]+)*)(\$?)"), re.compile(r"\^?(/dev/)?(\.\*/?)?\$?")
