@@ -6,6 +6,7 @@ card a name by its MAC address: udev(7), systemd.link(5). Such names count for n
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Final
 
 from synvirt.guests.inside.files import Files
@@ -13,8 +14,6 @@ from synvirt.model.facts import several, short
 
 # Names that a kernel or systemd gives (systemd.net-naming-scheme(7)); a VLAN's begins with its card's.
 _NAME: Final = re.compile(r"(?<![\w.:/-])(?:eth\d{1,3}|en(?:o|s|X)\d{1,9}(?:f\d+)?|enp\d{1,3}s\d{1,3}(?:f\d+)?)(?![\w-])")
-_IFCFG: Final = "/etc/sysconfig/network-scripts/"
-_IFCFG_SUSE: Final = "/etc/sysconfig/network/"
 _MAC_ADDRESS: Final = re.compile(r"(?mi)^[ \t]*(?:Permanent)?MACAddress\s*=")
 _LINK_NAME: Final = re.compile(r"(?m)^[ \t]*Name\s*=\s*(\S+)")
 _RULE_NAME: Final = re.compile(r'(?m)^(?=[^#\n]*ATTRS?\{address\}\s*==)[^#\n]*\bNAME\s*:?=\s*"([^"]+)"')
@@ -67,20 +66,15 @@ def _lines(pattern: str) -> Callable[[str], list[str]]:
 def _netplan(text: str) -> list[str]:
     """Keys of mappings whose block says no MAC address."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    found: list[str] = []
-    for number, line in enumerate(lines):
-        key, colon, _ = line.strip().partition(":")
-        name = key.strip("\"'")
-        if not colon or not _NAME.fullmatch(name):
-            continue
-        block: list[str] = []
-        for other in lines[number + 1 :]:
-            if _indent(other) <= _indent(line):
-                break
-            block.append(other)
-        if not any("macaddress:" in other for other in [line, *block]):
-            found.append(name)
-    return found
+    keys = ((number, line.strip().partition(":")[0].strip("\"'")) for number, line in enumerate(lines) if ":" in line)
+    named = [(number, name) for number, name in keys if _NAME.fullmatch(name)]
+    return [name for number, name in named if not any("macaddress:" in line for line in _block(lines, number))]
+
+
+def _block(lines: list[str], number: int) -> Iterator[str]:
+    """The line of that number, and those that are in it."""
+    yield lines[number]
+    yield from takewhile(lambda line: _indent(line) > _indent(lines[number]), lines[number + 1 :])
 
 
 def _indent(line: str) -> int:
@@ -99,7 +93,7 @@ _FORMATS: Final[tuple[tuple[str, str, Callable[[str], list[str]]], ...]] = (
     ("/etc/network/interfaces.d/", "", _INTERFACES),
     ("/etc/systemd/network/", ".network", _lines(r"(?:Original)?Name\s*=\s*([^#\n]+)")),
     ("/etc/NetworkManager/system-connections/", "", _lines(r"interface-name\s*=\s*([^#\n]+)")),
-    (_IFCFG, "", _ifcfg),
+    ("/etc/sysconfig/network-scripts/", "", _ifcfg),
 )
 
 
@@ -108,6 +102,6 @@ def _configured(files: Files) -> Iterator[tuple[str, list[str]]]:
     for folder, ending, names in _FORMATS:
         for path in _in(files, folder, ending):
             yield path, names(files.read(path) or "")
-    for path in _in(files, _IFCFG_SUSE, ""):
+    for path in _in(files, "/etc/sysconfig/network/", ""):  # of SUSE, where the file's name has the card's
         _, is_one, name = path.partition("/ifcfg-")
         yield path, _NAME.findall(name) if is_one else []
