@@ -157,7 +157,12 @@ class CagedLooking:
 
     def _answer_now(self, look: Look) -> dict[str, Any]:
         try:
-            return self._looker_now().answer(look)
+            looker = self._looker_now()
+            try:
+                return looker.answer(look)
+            except _LookerGone:
+                looker.close()  # else it may be asked again: its sockets are gone before its process is
+                raise
         except OSError as error:  # of a process or a socket of ours
             raise _not_begun(look, cause_of(error)) from error
 
