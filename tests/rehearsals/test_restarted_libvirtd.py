@@ -39,6 +39,8 @@ def restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     job = stage.submit()
     stage.begin_job(job.id)
     stage.holds(job.id)
+    # The step of the job itself asks the hypervisor once, as it begins; its first pass comes after that.
+    stage.until(lambda: len(stage.house.store.get(job.id).passes) > 1)
     yield stage, hypervisor
     stage.cancel(job.id)
     stage.close()

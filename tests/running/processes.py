@@ -71,6 +71,10 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def is_ssh(command: str) -> bool:
+    return command.partition(" ")[0].rpartition("/")[2] == "ssh"
+
+
 def is_guest(command: str) -> bool:
     """Whether a command line is that of a QEMU with a guest. One without a machine is asked by libvirt what it can do, and ends
     by itself."""

@@ -26,7 +26,7 @@ from synvirt.model.sources import SourceCheck
 from synvirt.transport import tls
 from tests.contracts.live import read
 from tests.real.libvirt_remote.one_job import ask
-from tests.running.processes import command_line
+from tests.running.processes import command_line, is_ssh
 from tests.servers.libvirt_lab import LibvirtLab
 
 
@@ -67,7 +67,7 @@ def test_an_ssh_host_key_is_pinned_by_its_fingerprint(host: LibvirtLab) -> None:
 
     # Also where nothing else is checked: the pin decides, in the connection that is used.
     ask(changed(host.access("ssh"), known_hosts=None, fingerprint_sha256=fingerprint, verify_tls=False), look)
-    ours = [line for line in lines if line.startswith("ssh ") and f"-p {host.ssh_port}" in line]
+    ours = [line for line in lines if is_ssh(line) and f"-p {host.ssh_port}" in line]
     assert ours
     assert all("StrictHostKeyChecking=yes" in line for line in ours)
 

@@ -29,7 +29,7 @@ from synvirt.live.libvirt.adapter import PROBE
 from synvirt.live.libvirt.domain import start_to_read
 from synvirt.sizes import MIB
 from tests.real.libvirt_remote.one_job import OneJob, ask, inspected, local
-from tests.running.processes import command_line
+from tests.running.processes import command_line, is_ssh
 from tests.servers.libvirt_lab import LibvirtLab, until
 
 # ── what is lost, or somebody else's ────────────────────────────────────────────────────────────────────
@@ -330,7 +330,7 @@ def test_nothing_of_a_killed_service_stays(host: LibvirtLab, domain: Any) -> Non
 
 def _tunnels(folder: Path) -> list[str]:
     lines = [command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")]
-    return [line for line in lines if line.startswith("ssh ") and str(folder) in line]
+    return [line for line in lines if is_ssh(line) and str(folder) in line]
 
 
 def test_a_domain_that_was_removed_has_nothing_left(host: LibvirtLab, domain: Any) -> None:
@@ -354,7 +354,7 @@ def test_a_lost_session_is_reported_and_a_new_one_goes_on(host: LibvirtLab, doma
         await adapter.snapshot(domain.UUIDString(), name)
         for entry in Path("/proc").glob("[0-9]*"):
             line = command_line(int(entry.name))
-            if line.startswith("ssh ") and f"-p {host.ssh_port}" in line:
+            if is_ssh(line) and f"-p {host.ssh_port}" in line:
                 os.kill(int(entry.name), signal.SIGKILL)
         await asyncio.sleep(0.2)
         with pytest.raises(SourceUnreachable):
