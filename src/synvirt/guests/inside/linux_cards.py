@@ -5,7 +5,7 @@ card a name by its MAC address: udev(7), systemd.link(5). Such names count for n
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from typing import Final
 
@@ -17,6 +17,8 @@ _NAME: Final = re.compile(r"(?<![\w.:/-])(?:eth\d{1,3}|en(?:o|s|X)\d{1,9}(?:f\d+
 _MAC_ADDRESS: Final = re.compile(r"(?mi)^[ \t]*(?:Permanent)?MACAddress\s*=")
 _LINK_NAME: Final = re.compile(r"(?m)^[ \t]*Name\s*=\s*(\S+)")
 _RULE_NAME: Final = re.compile(r'(?m)^(?=[^#\n]*ATTRS?\{address\}\s*==)[^#\n]*\bNAME\s*:?=\s*"([^"]+)"')
+_OF_SUSE: Final = "/etc/sysconfig/network/ifcfg-"
+_RULES: Final = "/etc/udev/rules.d/"
 # Where systemd's names come from, and what turns them off.
 _DEFAULT_LINKS: Final = ("/usr/lib/systemd/network/99-default.link", "/lib/systemd/network/99-default.link")
 _MASKS: Final = ("/etc/systemd/network/99-default.link", "/etc/udev/rules.d/80-net-setup-link.rules")
@@ -24,13 +26,14 @@ _COMMAND_LINES: Final = ("/etc/default/grub", "/etc/kernel/cmdline", "/boot/grub
 _KERNELS_OWN: Final = re.compile(r"(?m)^[^#\n]*\bnet\.ifnames=0\b")
 
 
-def cards_of(files: Files) -> Iterator[tuple[str, str]]:
-    """The facts: each name with the files that have it. None, where the kernel's own names are used, as it counts the cards."""
+def cards_of(files: Files, network: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The facts: each name with the files that have it. None, where the kernel's own names are used, as it counts the cards.
+    `network`: the files that set up the network, by their paths."""
     if not any(files.read(path) is not None for path in _DEFAULT_LINKS) or _are_kernels_own(files):
         return
-    by_mac = set(_named_by_mac(files))
+    by_mac = set(_named_by_mac(files, network))
     found: dict[str, set[str]] = {}
-    for path, names in _configured(files):
+    for path, names in _configured(network):
         for name in names:
             if name not in by_mac:
                 found.setdefault(name, set()).add(short(path))
@@ -44,17 +47,13 @@ def _are_kernels_own(files: Files) -> bool:
     return any(_KERNELS_OWN.search(files.read(path) or "") for path in _COMMAND_LINES)
 
 
-def _named_by_mac(files: Files) -> Iterator[str]:
-    for path in _in(files, "/etc/udev/rules.d/", ".rules"):
-        yield from _RULE_NAME.findall(files.read(path) or "")
-    for path in _in(files, "/etc/systemd/network/", ".link"):
-        text = files.read(path) or ""
-        if _MAC_ADDRESS.search(text):
+def _named_by_mac(files: Files, network: Mapping[str, str]) -> Iterator[str]:
+    for name in files.names(_RULES):
+        if name.endswith(".rules"):
+            yield from _RULE_NAME.findall(files.read(_RULES + name) or "")
+    for path, text in network.items():
+        if path.endswith(".link") and _MAC_ADDRESS.search(text):
             yield from _LINK_NAME.findall(text)
-
-
-def _in(files: Files, folder: str, ending: str) -> list[str]:
-    return [folder + name for name in sorted(files.names(folder)) if name.endswith(ending)]
 
 
 def _lines(pattern: str) -> Callable[[str], list[str]]:
@@ -87,21 +86,20 @@ def _ifcfg(text: str) -> list[str]:
 
 _DEVICE: Final = _lines(r"DEVICE\s*=\s*[\"']?(\S+?)[\"']?\s*$")
 _INTERFACES: Final = _lines(r"(?:auto|allow-[\w-]+|iface)\s+([^#\n]+)")
-# Of each folder, the ending of its files, and what finds names in one.
+# What the paths of files begin and end with, and what finds names in one.
 _FORMATS: Final[tuple[tuple[str, str, Callable[[str], list[str]]], ...]] = (
     ("/etc/netplan/", ".yaml", _netplan),
-    ("/etc/network/interfaces.d/", "", _INTERFACES),
+    ("/etc/network/interfaces", "", _INTERFACES),
     ("/etc/systemd/network/", ".network", _lines(r"(?:Original)?Name\s*=\s*([^#\n]+)")),
     ("/etc/NetworkManager/system-connections/", "", _lines(r"interface-name\s*=\s*([^#\n]+)")),
     ("/etc/sysconfig/network-scripts/", "", _ifcfg),
 )
 
 
-def _configured(files: Files) -> Iterator[tuple[str, list[str]]]:
-    yield "/etc/network/interfaces", _INTERFACES(files.read("/etc/network/interfaces") or "")
-    for folder, ending, names in _FORMATS:
-        for path in _in(files, folder, ending):
-            yield path, names(files.read(path) or "")
-    for path in _in(files, "/etc/sysconfig/network/", ""):  # of SUSE, where the file's name has the card's
-        _, is_one, name = path.partition("/ifcfg-")
-        yield path, _NAME.findall(name) if is_one else []
+def _configured(network: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    for path, text in network.items():
+        for beginning, ending, names in _FORMATS:
+            if path.startswith(beginning) and path.endswith(ending):
+                yield path, names(text)
+        if path.startswith(_OF_SUSE):  # where the file's name has the card's
+            yield path, _NAME.findall(path.removeprefix(_OF_SUSE))

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from synvirt.guests.inside import linux_cards
 from synvirt.guests.inside.files import Files
@@ -40,8 +40,9 @@ def facts_of(files: Files) -> dict[str, str]:
         found["system"] = short(pretty)
     if zone := _time_zone(files):
         found["time zone"] = short(zone)
-    found |= dict(_mounts(files.read("/etc/fstab") or "")) | users | dict(_enabled(files)) | dict(_network(files))
-    return found | dict(linux_cards.cards_of(files))
+    network = dict(_network_files(files))
+    found |= dict(_mounts(files.read("/etc/fstab") or "")) | users | dict(_enabled(files)) | dict(_network(network))
+    return found | dict(linux_cards.cards_of(files, network))
 
 
 def _settings(text: str) -> dict[str, str]:
@@ -81,12 +82,18 @@ def _enabled(files: Files) -> Iterator[tuple[str, str]]:
         yield f"enabled {unit}", f"by {several(by)}"
 
 
-def _network(files: Files) -> Iterator[tuple[str, str]]:
-    """The network's configuration: addresses, and a checksum that shows any other change. Wireless keys are not reported."""
+def _network_files(files: Files) -> Iterator[tuple[str, str]]:
+    """The files that set up the network, by their paths."""
     for place in NETWORK:
         paths = [place + name for name in sorted(files.names(place))] if place.endswith("/") else [place]
         for path in paths:
             text = files.read(path)
             if text:
-                addresses = several(_MASKS.sub("", one) for one in _ADDRESS.findall(text)).removeprefix(", ")
-                yield f"network file {short(path)}", short(f"{addresses}; {hashlib.sha256(text.encode()).hexdigest()[:12]}")
+                yield path, text
+
+
+def _network(network: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The network's configuration: addresses, and a checksum that shows any other change. Wireless keys are not reported."""
+    for path, text in network.items():
+        addresses = several(_MASKS.sub("", one) for one in _ADDRESS.findall(text)).removeprefix(", ")
+        yield f"network file {short(path)}", short(f"{addresses}; {hashlib.sha256(text.encode()).hexdigest()[:12]}")
