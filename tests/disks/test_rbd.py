@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ import pytest
 
 from synvirt.destinations.rbd import RbdDestination
 from synvirt.disks import open_reader, open_writer
+from synvirt.disks.rbd import RbdPool
 from synvirt.disks.specs import RbdPlace, RbdSpec
 from synvirt.errors import DiskReadFailed, DiskWriteFailed
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
@@ -218,6 +220,18 @@ def test_a_cluster_that_cannot_be_used_says_why(place: RbdPlace, change: dict[st
     wrong = replace(place, **change)
     with pytest.raises(DiskWriteFailed, match=words):
         RbdDestination(wrong).free_bytes()
+
+
+def test_a_pool_that_has_no_figures_yet_is_no_success(place: RbdPlace) -> None:
+    """It was «cannot be inspected: Success», right after a pool was made."""
+    with RbdPool(place) as pool:
+        real, pool._cluster = pool._cluster, SimpleNamespace(mon_command=lambda *_: (0, b'{"pools": []}', ""))
+        try:
+            with pytest.raises(DiskWriteFailed, match=r"`ceph df` does not list the pool") as refused:
+                pool.free_bytes()
+        finally:
+            pool._cluster = real
+    assert "ceph -s" in str(refused.value.hint)
 
 
 def test_an_image_that_is_gone_is_named(place: RbdPlace) -> None:

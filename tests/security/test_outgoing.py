@@ -379,6 +379,8 @@ SHOWN: Final[dict[str, dict[str, str]]] = {
     "disks/nbd/reader.py": {"nbd": "is handed a socket of the guard's; by TLS a name that was checked"},
     "disks/nbd/server.py": {"socket.socket": "listens"},
     "disks/nbd/silence.py": {"socket.socket": "one that is open, by its descriptor"},
+    "guests/inside/opening.py": {"socket.socket": _LOCAL},
+    "guests/inside/pool.py": {"socket.socket": "one that is open, by its descriptor; librbd connects to the settings' cluster"},
     "kvm/freezing.py": {"socket.socket": "one that is open, by its descriptor"},
     "kvm/thaw_guard.py": {"socket.socket": "one that is open, by its descriptor", "libvirt": "this host's"},
     "kvm/library.py": {"libvirt": "loads it; live/libvirt/host.py checks whom a source's leads to"},

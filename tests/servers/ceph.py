@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.needs import lacking, need, need_root
 from tests.running.ports import free_port
+from tests.running.processes import until
 
 POOL = "vms"
 GIB = 1 << 30
@@ -110,6 +111,8 @@ def _start(folder: Path) -> None:
     _run("ceph-osd", "-c", conf, "-i", "0")
     _run(*ceph, "osd", "pool", "create", POOL, "8")
     _run("rbd", "-c", conf, "pool", "init", POOL)
+    # Its free space is known once the manager has its figures.
+    until(lambda: f'"{POOL}"' in _run(*ceph, "df", "--format", "json"), 60)
 
 
 def _stop(folder: Path) -> None:

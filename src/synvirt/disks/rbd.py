@@ -67,6 +67,11 @@ class RbdPool:
         for pool in pools:
             if pool["name"] == self.place.pool:
                 return int(pool["stats"]["max_avail"])
+        if code == 0:
+            raise DiskWriteFailed(
+                f"`ceph df` does not list the pool {self.place.pool}, so its free space is not known",
+                hint="a new pool is listed once Ceph's manager has its figures: `ceph -s` says whether a manager is active",
+            )
         raise DiskWriteFailed(f"the Ceph pool {self.place.pool} cannot be inspected: {words or os.strerror(-code)}")
 
     def __enter__(self) -> "RbdPool":
@@ -194,6 +199,17 @@ class RbdReader:
                     self._image.close()
             finally:
                 self._pool.close()
+
+
+def spec_of(device: str) -> RbdSpec:
+    """The reader of an image by QEMU's name of it, as `destinations/rbd.py` makes it: rbd:POOL/IMAGE:id=CLIENT:conf=PATH. A
+    colon in the path is `\\:`. ValueError: it is another name."""
+    kind, image, client, conf = device.split(":", 3)
+    if kind != "rbd" or not client.startswith("id=") or not conf.startswith("conf="):
+        raise ValueError(f"{device!r} is not a name of an image in a Ceph pool")
+    pool, _, name = image.partition("/")
+    place = RbdPlace(conf=conf.removeprefix("conf=").replace("\\:", ":"), client=client.removeprefix("id="), pool=pool)
+    return RbdSpec(place=place, image=name)
 
 
 @contextlib.contextmanager

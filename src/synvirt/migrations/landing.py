@@ -16,6 +16,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Cancelled, GuestBootFailed, Internal, SynvirtError
+from synvirt.guests.inside.opening import by_socket
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
@@ -108,9 +109,9 @@ async def _carry_variables(job: Job) -> bool:
 async def _make_entries(job: Job, volumes: list[Volume]) -> None:
     """Makes boot entries for the loaders on the guest's disks, where its own did not come along, and no loader lies where every
     firmware looks: it would not boot."""
-    if job.manifest.firmware != "uefi" or (paths := readable(volumes)) is None:
+    if job.manifest.firmware != "uefi":
         return
-    loaders = await job.in_stoppable_thread(lambda stop: job.rooms.find_loaders(paths, stop, {}))
+    loaders = await job.in_stoppable_thread(lambda stop: job.rooms.find_loaders(disks_of(volumes), stop, {}))
     if not loaders:
         return
     await job.record("variables", str(job.id))
@@ -119,19 +120,17 @@ async def _make_entries(job: Job, volumes: list[Volume]) -> None:
         await job.change(manifest=boot_entries.noted(job.manifest, loaders))
 
 
-def readable(volumes: Sequence[Volume]) -> list[str] | None:
-    """Their paths; None, where one of them is neither a file nor a device here, or not complete yet."""
-    paths = [volume.path for volume in volumes if volume.device_type in ("file", "block") and volume.early is None]
-    return paths if len(paths) == len(volumes) else None
+def disks_of(volumes: Sequence[Volume]) -> list[str]:
+    """As `look_inside` and `find_loaders` take them: of a volume that is not complete yet, what the guest reads meanwhile."""
+    return [volume.path if volume.early is None else by_socket(volume.early.socket) for volume in volumes]
 
 
 async def _note_names(job: Job, volumes: list[Volume]) -> None:
     """Notes how a Linux itself names its disks, by which the ladder begins: one that does not find them all boots far enough to
-    show signs of life, and stops a minute later. Its network cards, too: one that it does not find gets no address. Nothing is
-    noted of volumes that are no files or devices here, or not complete yet."""
-    if job.manifest.guest_os.family != "linux" or (paths := readable(volumes)) is None:
+    show signs of life, and stops a minute later. Its network cards, too: one that it does not find gets no address."""
+    if job.manifest.guest_os.family != "linux":
         return
-    facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, paths))
+    facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, disks_of(volumes)))
     noted = card_names.noted(disk_names.noted(job.manifest, facts), facts)
     if noted != job.manifest:
         await job.change(manifest=noted)

@@ -31,10 +31,9 @@ from synvirt.live import ReportsGuestFacts
 from synvirt.machines import boot_entries, disk_names
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job
-from synvirt.migrations.landing import machine_of, readable
+from synvirt.migrations.landing import disks_of, machine_of
 from synvirt.migrations.proof.moved import SETTLED_WITHIN_S
 from synvirt.model.checks import Check
-from synvirt.model.facts import NOT_READ
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
@@ -105,8 +104,8 @@ def _make_entries(under_way: UnderWay, volumes: Sequence[Volume]) -> None:
     """Makes boot entries for loaders that no firmware finds by itself. So a guest boots whose own entries come along only with
     the job's guest, or not at all."""
     rooms, manifest = under_way.rooms, under_way.job.manifest
-    if manifest.firmware == "uefi" and (paths := readable(volumes)) is not None:
-        loaders = rooms.find_loaders(paths, under_way.stop, _backing(volumes))
+    if manifest.firmware == "uefi":
+        loaders = rooms.find_loaders(disks_of(volumes), under_way.stop, _backing(volumes))
         if loaders:
             rooms.hypervisor.add_entries(under_way.rehearsal.id, boot_entries.entries(loaders), secure=manifest.secure_boot)
 
@@ -269,11 +268,8 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
 
 
 def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
-    """Facts from the disks, while they are not written. Volumes that are neither files nor devices here are not read."""
-    paths = readable(volumes)
-    if paths is None:
-        return {f"{NOT_READ} disks": "their volumes lie in a pool of Ceph"}
-    return under_way.look_inside(paths, under_way.stop, _backing(volumes))
+    """Facts from the disks, while they are not written."""
+    return under_way.look_inside(disks_of(volumes), under_way.stop, _backing(volumes))
 
 
 def _backing(volumes: Sequence[Volume]) -> dict[str, str]:

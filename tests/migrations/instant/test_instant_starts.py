@@ -3,8 +3,9 @@ what it wrote."""
 
 import asyncio
 import contextlib
+import dataclasses
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import Cancelled, DiskReadFailed, DomainDefineFailed, GuestBootFailed, Internal, SynvirtError
+from synvirt.guests.inside.opening import by_socket
 from synvirt.hypervisor import Lived, Paused
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import instant
@@ -314,3 +316,23 @@ def test_a_store_put_back_from_before_the_move_leaves_the_volumes_to_the_guest(t
     assert again.volume(ended).read_bytes() == written
     assert house.hypervisor.domains[uuid].running
     again.close()
+
+
+def test_the_disks_of_an_instant_start_are_inspected_before_it(tmp_path: Path) -> None:
+    """What the guest reads until its copy is complete: a guest that does not boot from that would fail only after the copy."""
+    house, inspected = House(tmp_path, workers=in_process), []
+    folder = house.imports / "appliance"
+    folder.mkdir()
+    (folder / "disk-0.raw").write_bytes(drawn(MIB))
+
+    def look(devices: Sequence[str], *_: object) -> dict[str, str]:
+        inspected.append((list(devices), dict(house.hypervisor.domains)))
+        return {"mount /": "UUID=0b ext4", "mount /data": "/dev/sdb1 xfs"}
+
+    house.rooms = dataclasses.replace(house.rooms, look_inside=look)
+    job = house.run(house.intake.submit(offline_plan(folder, instant=True)).id)
+    assert job.state is State.COMPLETED, job.last_error
+    assert house.rooms.exports is not None
+    assert inspected == [([by_socket(str(house.rooms.exports.folder(str(job.id)) / "0"))], {})]
+    assert [attempt.disk_bus for attempt in job.boot_attempts] == ["scsi"]
+    house.close()

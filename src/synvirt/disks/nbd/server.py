@@ -81,8 +81,8 @@ class _Gone(Exception):
 
 
 class NbdServer:
-    """Serves from `listen` on until `close`. The reader stays the caller's. `failure`: the first error of a read; `on_read` is
-    called after each successful read, in any thread."""
+    """Serves from `listen` or `serve` on until `close`. The reader stays the caller's. `failure`: the first error of a read;
+    `on_read` is called after each successful read, in any thread."""
 
     def __init__(self, reader: DiskReader, *, on_read: Callable[[int], None] = lambda length: None) -> None:
         if reader.max_readers <= 1:
@@ -110,6 +110,12 @@ class NbdServer:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._begin(listening, ("127.0.0.1", port))
         return f"nbd://127.0.0.1:{listening.getsockname()[1]}"
+
+    def serve(self, connected: socket.socket) -> None:
+        """Serves a client that is connected already, until it leaves."""
+        with self._lock:
+            self._connections.add(connected)
+        self._serve(connected)
 
     def _begin(self, listening: socket.socket, address: str | tuple[str, int]) -> None:
         try:

@@ -3,7 +3,8 @@
     python -P -m synvirt.guests.inside.looker DESCRIPTOR...   one open disk each; prints facts as one JSON object
     python -P -m synvirt.guests.inside.looker --loaders DESCRIPTOR...   prints the loaders of systems that boot by UEFI
 
-A disk that is an overlay in qcow2 has two: DESCRIPTOR:DESCRIPTOR, the second of the raw file under it.
+A disk that is an overlay in qcow2 has two: DESCRIPTOR:DESCRIPTOR, the second of the raw file under it. nbd:DESCRIPTOR is a
+connection to what serves a disk.
 
     disk ─▶ partitions, mirrors, LVM ─▶ file systems ─▶ superblocks.py, linux_facts.py │ windows_facts.py
 
@@ -16,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import pyfsext
@@ -23,7 +25,7 @@ import pyfsntfs
 import pyfsxfs
 import pyregf  # noqa: F401 - imported before the cage closes
 
-from synvirt.blocks import DiskReader, Extent
+from synvirt.blocks import DiskReader, Extent, bytes_of
 from synvirt.cage import Cage, enter
 from synvirt.errors import DiskReadFailed, SynvirtError
 from synvirt.guests.inside import linux_devices, linux_facts, lvm, mirrors, superblocks, windows_facts
@@ -31,16 +33,19 @@ from synvirt.guests.inside.btrfs.subvolumes import Btrfs
 from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT, newest
 from synvirt.guests.inside.files import Files, NtfsFiles, UnixFiles
 from synvirt.guests.inside.loaders import LOADERS_MAX, loaders_of
+from synvirt.guests.inside.opening import SERVED
 from synvirt.guests.inside.seekable import Bytes, Window, read_at
 from synvirt.machines.partitions import starts
 from synvirt.model.facts import NOT_READ, bounded
-from synvirt.sizes import GIB, MIB
+from synvirt.sizes import GIB, KIB, MIB
 
 LOADERS = "--loaders"
 MEMORY_BYTES = 2 * GIB
 CPU_S = 30
 # Of facts, as JSON: looking.py reads no more.
 WRITTEN_BYTES = 4 * MIB
+# Of a disk that is not read by its descriptor: 16 MiB, which hold the tables of a file system.
+BLOCK_BYTES, BLOCKS_KEPT = 64 * KIB, 256
 # Of a guest with more volumes, the rest is not read.
 VOLUMES_MAX = 64
 EXT4, XFS, BTRFS, NTFS = ((0x438, b"\x53\xef"), (0, b"XFSB"), (SUPERBLOCK_AT + MAGIC_AT, MAGIC), (3, b"NTFS    "))
@@ -82,23 +87,16 @@ class Disk:
         os.close(self.descriptor)
 
 
-class Overlay:
-    """An open overlay in qcow2, and the raw file under it, whatever the overlay names."""
+class Read:
+    """A disk by one of our readers, for the readers of its content. They read little at a time, which may be a way over a
+    network: the last blocks are kept."""
 
     max_readers = 1
 
-    def __init__(self, descriptor: int, backing: int) -> None:
-        from synvirt.disks.qcow2.mapping import WindowCache
-        from synvirt.disks.qcow2.named_files import Chain
-        from synvirt.disks.qcow2.reader import Qcow2Reader
-        from synvirt.disks.raw.files import RawReader
-
-        class Given(Chain):
-            def open(self, reference: str) -> tuple[DiskReader, Chain]:
-                return RawReader("the volume", descriptor=backing), self
-
-        self._reader = Qcow2Reader(RawReader("the overlay", descriptor=descriptor), chain=Given(WindowCache()))
-        self.size = self._reader.size
+    def __init__(self, reader: DiskReader) -> None:
+        self._reader = reader
+        self.size = reader.size
+        self._block = lru_cache(BLOCKS_KEPT)(self._read_block)
 
     def extents(self) -> Iterator[Extent]:
         yield Extent(0, self.size)
@@ -108,15 +106,51 @@ class Overlay:
 
     def pread(self, length: int, offset: int) -> bytes:
         """For the readers of its content."""
-        buffer = bytearray(max(min(length, self.size - offset), 0))
-        self._reader.read_into(offset, memoryview(buffer))
-        return bytes(buffer)
+        end = min(offset + length, self.size)
+        if end <= offset:
+            return b""
+        first = offset // BLOCK_BYTES
+        content = b"".join(self._block(number) for number in range(first, -(-end // BLOCK_BYTES)))
+        return content[offset - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
+
+    def _read_block(self, number: int) -> bytes:
+        start = number * BLOCK_BYTES
+        return bytes_of(self._reader, start, min(BLOCK_BYTES, self.size - start))
 
     def close(self) -> None:
         self._reader.close()
 
 
-def volumes(disks: Sequence[Disk | Overlay], held: list[lvm.Physical], unread: dict[str, str]) -> list[tuple[str, Bytes]]:
+def overlay(descriptor: int, backing: int) -> Read:
+    """An open overlay in qcow2, and the raw file under it, whatever the overlay names."""
+    from synvirt.disks.qcow2.mapping import WindowCache
+    from synvirt.disks.qcow2.named_files import Chain
+    from synvirt.disks.qcow2.reader import Qcow2Reader
+    from synvirt.disks.raw.files import RawReader
+
+    class Given(Chain):
+        def open(self, reference: str) -> tuple[DiskReader, Chain]:
+            return RawReader("the volume", descriptor=backing), self
+
+    return Read(Qcow2Reader(RawReader("the overlay", descriptor=descriptor), chain=Given(WindowCache())))
+
+
+def export(connection: int) -> Read:
+    """A disk that another process serves by NBD, on a connection of this number."""
+    from synvirt.disks.nbd.reader import NbdReader
+
+    return Read(NbdReader(lambda handle: handle.aio_connect_socket(connection), connections=1, name="the volume"))
+
+
+def opened_disk(argument: str) -> "Disk | Read":
+    """By an argument of this process. Raises the error of a disk that is not served, or of a damaged overlay."""
+    if argument.startswith(SERVED):
+        return export(int(argument.removeprefix(SERVED)))
+    descriptors = [int(part) for part in argument.split(":")]
+    return overlay(*descriptors) if len(descriptors) > 1 else Disk(*descriptors)
+
+
+def volumes(disks: Sequence[Disk | Read], held: list[lvm.Physical], unread: dict[str, str]) -> list[tuple[str, Bytes]]:
     """Disks, partitions and logical volumes that may hold a file system, each with its place. Adds physical volumes to `held`,
     and to `unread`."""
     found: list[tuple[str, Bytes]] = []
@@ -215,7 +249,7 @@ def _facts_of(
     return of_itself, {}
 
 
-def facts(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
+def facts(disks: Sequence[Disk | Read]) -> dict[str, str]:
     """Facts of the first system that is found, of all file systems, and of all that was not read."""
     system: dict[str, str] = {}
     file_systems: dict[str, str] = {}
@@ -231,7 +265,7 @@ def facts(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
     return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **booted, **system})
 
 
-def found_loaders(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
+def found_loaders(disks: Sequence[Disk | Read]) -> dict[str, str]:
     """By numbers: the loaders that a firmware does not find by itself."""
     found = [one.line() for disk in disks for one in loaders_of(disk)]
     return {str(number): line for number, line in enumerate(found[:LOADERS_MAX])}
@@ -240,11 +274,17 @@ def found_loaders(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
 def main(argv: Sequence[str]) -> int:
     """The process: descriptors as arguments, the facts as JSON on stdout. With LOADERS first, loaders instead of facts."""
     wanted = found_loaders if argv[1:2] == [LOADERS] else facts
-    descriptors = [[int(part) for part in one.split(":")] for one in argv[1:] if one != LOADERS]
-    if any(len(one) > 1 for one in descriptors):  # what reads it is loaded before the cage closes
+    arguments = [one for one in argv[1:] if one != LOADERS]
+    # What reads them is loaded before the cage closes.
+    if any(":" in one for one in arguments):
+        import synvirt.disks.nbd.reader
         import synvirt.disks.qcow2.reader  # noqa: F401
-    enter(Cage(memory_bytes=MEMORY_BYTES, cpu_s=CPU_S, files=64 + sum(map(len, descriptors)), written_bytes=WRITTEN_BYTES))
-    sys.stdout.write(json.dumps(wanted([Overlay(*one) if len(one) > 1 else Disk(*one) for one in descriptors])))
+    enter(Cage(memory_bytes=MEMORY_BYTES, cpu_s=CPU_S, files=64 + 2 * len(arguments), written_bytes=WRITTEN_BYTES))
+    try:
+        found = wanted([opened_disk(one) for one in arguments])
+    except SynvirtError as error:
+        found = {f"{NOT_READ} disks": error.detail}
+    sys.stdout.write(json.dumps(found))
     return 0
 
 

@@ -3,8 +3,8 @@
 Needs Debian's python3-libfsext, -libfsxfs, -libfsntfs and -libregf; a host without them reads no disks, and says so.
 """
 
+import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import structlog
 
+from synvirt.guests.inside.opening import environment, opened
 from synvirt.machines.loader import Loader, from_line
 from synvirt.model.facts import NOT_READ, bounded, short
 
@@ -27,7 +28,6 @@ GONE_WITHIN_S = 10.0
 # A thousand facts of 200 characters each, as JSON escapes them.
 ANSWER_BYTES_MAX = 4 << 20
 MESSAGES_READ_BYTES, MESSAGE_CHARS = 64 << 10, 200
-ENVIRONMENT = ("PATH", "PYTHONPATH")
 # The looker's option; its own module needs the readers' libraries.
 LOADERS = "--loaders"
 
@@ -35,8 +35,8 @@ LOADERS = "--loaders"
 def facts_of(
     devices: Sequence[str], stop: Callable[[], bool] = lambda: False, backing: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The facts, and for each volume that was not read, why (`model.facts.NOT_READ`). `devices`: files and block devices, which
-    nothing writes to meanwhile. `backing`: of those that are overlays in qcow2, the raw file under each."""
+    """The facts, and for each volume that was not read, why (`model.facts.NOT_READ`). `devices`: as `opening.py` has them;
+    nothing writes to them meanwhile. `backing`: of those that are overlays in qcow2, the raw file under each."""
     return _read(devices, stop, backing or {})
 
 
@@ -50,20 +50,14 @@ def loaders_of(
 
 
 def _read(devices: Sequence[str], stop: Callable[[], bool], backing: Mapping[str, str], *wanted: str) -> dict[str, str]:
-    descriptors: list[int] = []
-    disks: list[str] = []
-    try:
-        for device in devices:
-            files = [device, *([backing[device]] if device in backing else [])]
-            descriptors.extend(os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files)
-            disks.append(":".join(map(str, descriptors[-len(files) :])))
-        return _asked([*wanted, *disks], descriptors, stop)
-    except OSError as error:
-        log.warning("the disks of a guest cannot be inspected", cause=error.strerror)
-        return {f"{NOT_READ} disks": "they cannot be opened here"}
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    with contextlib.ExitStack() as closing:
+        try:
+            disks = [opened(device, backing.get(device), closing) for device in devices]
+        except OSError as error:
+            log.warning("the disks of a guest cannot be inspected", cause=error.strerror)
+            return {f"{NOT_READ} disks": "they cannot be opened here"}
+        descriptors = [descriptor for disk in disks for descriptor in disk.descriptors]
+        return _asked([*wanted, *(disk.argument for disk in disks)], descriptors, stop)
 
 
 def _asked(arguments: Sequence[str], descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, str]:
@@ -75,7 +69,7 @@ def _asked(arguments: Sequence[str], descriptors: Sequence[int], stop: Callable[
             stdout=printed,
             stderr=messages,
             pass_fds=descriptors,
-            env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+            env=environment(),
             start_new_session=True,
         )
         try:
