@@ -16,7 +16,7 @@ from synvirt.backups.restores.domain import foreign, read_here
 from synvirt.backups.service import Backups
 from synvirt.cage import Network
 from synvirt.errors import BackupBadRequest, BackupImmutable, Internal, RepositoryDamaged, SynvirtError
-from synvirt.jobs.inspecting import looker
+from synvirt.jobs.inspecting import looker, points
 from synvirt.jobs.inspecting.look import Look, ReaderKilled
 from synvirt.jobs.inspecting.looking import CagedLooking
 from synvirt.jobs.inspecting.points import CagedPoints
@@ -157,14 +157,31 @@ def test_what_misbehaves_fails_and_the_next_point_is_read(bad: CagedPoints, tmp_
     assert isinstance(bad.manifests([made()])[0], Manifest)
 
 
-@pytest.mark.parametrize(("does", "error"), [("os.abort()", RepositoryDamaged), ("os.kill(os.getpid(), 9)", ReaderKilled)])
+@pytest.mark.parametrize(
+    ("does", "error"),
+    [
+        ("os.abort()", RepositoryDamaged),
+        ("os.kill(os.getpid(), 9)", ReaderKilled),
+        ("os.kill(os.getpid(), 14)", ReaderKilled),
+    ],
+)
 def test_one_that_breaks_its_reader_hides_no_other(bad: CagedPoints, does: str, error: type[SynvirtError]) -> None:
-    """One whose reader was killed, as memory was short, is not damaged."""
+    """One whose reader was killed, as memory was short, or its time was over when a frozen host went on, is not damaged."""
     broken = Unread(str(uuid4()), f"do {does}".encode(), b"")
     first, second, third = bad.manifests([made(), broken, made()])
     assert (isinstance(first, Manifest), isinstance(third, Manifest)) == (True, True)
     assert isinstance(second, error)
     assert broken.point_id in second.detail
+
+
+def test_one_that_takes_too_long_is_not_damaged(bad: CagedPoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To parse it takes a processor, and has a limit of that: all else is a host that is too busy, or stood still."""
+    monkeypatch.setattr(points, "WITHIN_S", -4.5)
+    order = "do time.sleep(1000)"
+    slow = Unread(str(uuid4()), order.encode(), b"")
+    for ask in (lambda: manifests.sound(bad.manifests([slow])[0]), lambda: bad.domain_xml(order)):
+        with pytest.raises(ReaderKilled, match="was not read within"):
+            ask()
 
 
 # ── the service reads none of it itself ──────────────────────────────────────────────────────────────────────────────

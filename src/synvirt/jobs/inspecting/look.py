@@ -31,7 +31,8 @@ OUT_OF_MEMORY = 3
 
 
 class ReaderKilled(Internal):
-    """The child was killed from outside, mostly as memory was short. That says nothing of what it read."""
+    """The child was killed from outside, mostly as memory was short, or got no processor time. That says nothing of what it
+    read."""
 
 
 @dataclass(frozen=True, slots=True)

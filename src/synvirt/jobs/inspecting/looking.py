@@ -416,6 +416,10 @@ def _end(pidfd: int) -> None:
 
 
 def _late(look: Look) -> SynvirtError:
+    if look.root is None:  # all that it reads came with the question, and the processor time for that has a limit of its own
+        return ReaderKilled(
+            f"{look.path} was not read within {look.within_s:.0f} s", hint="this host was too busy, or stood still: try again"
+        )
     if isinstance(look.root, Remote):
         return SourceUnreachable(f"{look.root.url} did not send what was needed within {look.within_s:.0f} s")
     return DiskReadFailed(
@@ -435,6 +439,8 @@ def _broken(look: Look, status: socket.socket) -> SynvirtError:
     if not told:
         raise _LookerGone
     name = Path(look.path).name
+    if code == -signal.SIGALRM:  # as this process stood still too, it has not seen that it is late
+        return _late(look)
     if is_from_outside(code):
         raise ReaderKilled(
             f"{name} was not inspected: what reads it was ended by {signal.Signals(-code).name}",

@@ -19,7 +19,7 @@ from xml.etree.ElementTree import Element
 from pydantic import BaseModel, ValidationError
 
 from synvirt import xml_document
-from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, RepositoryDamaged, SynvirtError
+from synvirt.errors import Internal, MalformedArchive, RepositoryDamaged, SynvirtError
 from synvirt.jobs.inspecting.look import Look, ReaderKilled
 from synvirt.repository import manifest as manifests
 from synvirt.repository.manifest import Manifest, Shown, Unread
@@ -60,7 +60,7 @@ class CagedPoints:
         look = Look("domain_xml", None, _WHAT_XML, WITHIN_S, contents=(text.encode(errors="surrogatepass"),))
         try:
             return _element(self._looking.ask(look))
-        except (MalformedArchive, DiskReadFailed) as error:
+        except MalformedArchive as error:
             raise RepositoryDamaged(error.detail, hint=error.hint) from error
 
     def _read(
@@ -72,7 +72,7 @@ class CagedPoints:
         contents = tuple(part for one in many for part in (one.point_id.encode(), one.shown, one.inside or b""))
         try:
             answers = self._looking.ask(Look(what, None, name, WITHIN_S, contents=contents))
-        except (MalformedArchive, DiskReadFailed, ReaderKilled) as error:
+        except (MalformedArchive, ReaderKilled) as error:
             if len(many) == 1:
                 return [error if isinstance(error, ReaderKilled) else RepositoryDamaged(error.detail, hint=error.hint)]
             # One of them ended the child: now each is parsed alone.
