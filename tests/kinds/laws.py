@@ -26,7 +26,7 @@ from synvirt.store import Store
 from synvirt.store.tables import slots
 from tests.house import Crash
 from tests.kinds.copies import copy, copy_as_killed
-from tests.running.processes import workers
+from tests.running.processes import until, workers
 
 # More moments than any job here has: one that never ends is a failure, not a long test.
 MOMENTS_MAX = 200
@@ -347,6 +347,7 @@ def killed_while_cancelled(kind: Kind, place: Place, moment: int) -> int | None:
                 return
             after += 1
             if after == kind.cancelled_at:
+                until(lambda: known)  # a run begins before who asked for it has its id
                 _wish(world, known)
             elif after == (kind.cancelled_at or 0) + moment:
                 death.happens()

@@ -75,7 +75,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("migration", "repair, of a VM", repairs.from_vm, once=True, parts=2, taken=(0,), surely=12, copied=True),
     Kind("backup", "offline", runs.Backup, late=6, copied=True),
     Kind("backup", "of a guest that runs", ByBitmap, real=True, late=16),
-    Kind("restore", "export", runs.Export, once=True),
+    Kind("restore", "export", runs.Export, once=True, cancelled_at=5),
     Kind("restore", "new_domain", restores.NewDomain, real=True),
     Kind(
         "restore",
@@ -88,7 +88,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind("restore", "in_place", restores.InPlace, surely=15, real=True, late=20),
     Kind("boot_test", "a boot sector", restores.BootTest, real=True, late=6),
-    Kind("verify", "a point", runs.OfPoint, once=True, surely=9),
+    Kind("verify", "a point", runs.OfPoint, once=True, surely=9, cancelled_at=6),
     Kind("verify", "a repository", runs.OfRepository, once=True, surely=9),
     Kind("collect", "garbage", runs.Collection, once=True, surely=12, late=20),
     # Its job syncs on meanwhile, and commits what it does.

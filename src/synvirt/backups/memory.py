@@ -1,7 +1,8 @@
-"""What is stored of a run besides its own row, until its end: its request, and its progress.
+"""What is stored of a run besides its own row, until its end: its request, its progress, and whether it is to be cancelled.
 
 request      written with the run, or not at all
 watermarks   written as it goes; the document is that of its kind
+cancel       written when somebody cancels the run: the service may end before the run has stopped
 """
 
 from typing import TypeVar
@@ -14,8 +15,13 @@ from synvirt.store.backups import BackupRows, Key, Kind, Row
 from synvirt.store.documents import Unreadable, parsed
 
 _PARTS: tuple[Kind, ...] = ("request", "watermarks")
+_CANCEL: Kind = "cancel"
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class _Cancel(BaseModel):
+    """That the run is to be cancelled; there is no more to say."""
 
 
 class Memory:
@@ -45,21 +51,32 @@ class Memory:
 
     def is_kept(self, run_id: UUID) -> bool:
         """Whether the request is stored. PersistFailed."""
-        try:
-            return bool(self._rows.get("request", _row(run_id, "request"), host=self._host))
-        except BackupNotFound:
-            return False
-        except Unreadable:
-            return True
+        return self._is_there(run_id, "request")
+
+    def cancel(self, run_id: UUID) -> None:
+        """Notes that the run is to be cancelled."""
+        self._rows.put(_CANCEL, _row(run_id, _CANCEL), _Cancel(), host=self._host)
+
+    def is_cancelled(self, run_id: UUID) -> bool:
+        """Whether the run is to be cancelled. PersistFailed."""
+        return self._is_there(run_id, _CANCEL)
 
     def forget(self, run_id: UUID) -> None:
-        """Removes all of it. Idempotent."""
-        self._rows.put_all([], host=self._host, gone=self.keys(run_id))
+        """Removes the request and the progress: the run is being undone. Idempotent."""
+        self._rows.put_all([], host=self._host, gone=_keys(run_id, _PARTS))
 
     @staticmethod
     def keys(run_id: UUID) -> tuple[Key, ...]:
         """The keys of all rows that are removed at the run's end."""
-        return tuple((part, _row(run_id, part)) for part in _PARTS)
+        return _keys(run_id, (*_PARTS, _CANCEL))
+
+    def _is_there(self, run_id: UUID, part: Kind) -> bool:
+        try:
+            return bool(self._rows.get(part, _row(run_id, part), host=self._host))
+        except BackupNotFound:
+            return False
+        except Unreadable:
+            return True
 
     def _get(self, run_id: UUID, part: Kind, model: type[M]) -> M | None:
         """Unreadable."""
@@ -67,6 +84,10 @@ class Memory:
             return parsed(model, self._rows.get(part, _row(run_id, part), host=self._host))
         except BackupNotFound:
             return None
+
+
+def _keys(run_id: UUID, parts: tuple[Kind, ...]) -> tuple[Key, ...]:
+    return tuple((part, _row(run_id, part)) for part in parts)
 
 
 def _row(run_id: UUID, part: Kind) -> UUID:

@@ -128,10 +128,12 @@ class Runs:
     def _goes_on(self, run: BackupRun) -> bool:
         """Whether the run continues; else it ends here. A run that itself ends the service must not repeat that forever."""
         _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
+        is_cancelled = self._memory.is_cancelled(run.id)
+        failed = Cancelled() if is_cancelled else _interrupted(run)
         if is_started(run.instant):
-            if self._memory.is_kept(run.id):
+            if self._memory.is_kept(run.id) and not is_cancelled:
                 return True
-            self._end(run, _interrupted(run))  # it was being undone
+            self._end(run, failed)  # else it was being undone
             return False
         try:
             domain = self._kinds[run.kind].come_to(run)
@@ -140,8 +142,8 @@ class Runs:
             return False
         if domain is not None:
             self._end(run.model_copy(update={"domain": domain}), None)
-        elif run.resumed_count >= RESUMED_MAX:
-            self._end(run, _interrupted(run))
+        elif is_cancelled or run.resumed_count >= RESUMED_MAX:
+            self._end(run, failed)
         else:
             return True
         return False
@@ -208,11 +210,15 @@ class Runs:
             if run.status in ENDS:
                 raise BackupConflict(f"run {run_id} has ended: it is {run.status}")
             refuse_loss(f"run {run_id}", run.instant, guest_writes, BackupConflict)
+            self._memory.cancel(run_id)
             self._stops.get(run_id, Stop()).set()
             if run_id in self._begun and run_id not in self._at_work:
                 del self._begun[run_id]
                 self._end(run, Cancelled())
-            return self.get(run_id)
+            run = self.get(run_id)
+            if run.status in ENDS:  # it may have ended just before that was noted
+                self._rows.put_all([], host=self._host, gone=self._memory.keys(run_id))
+            return run
 
     def ended_before(self, moment: datetime) -> Iterator[BackupRun]:
         """The runs of this host that ended before that, oldest first, a page at a time: there may be tens of thousands."""

@@ -20,7 +20,7 @@ from synvirt.store.slots import free
 from synvirt.store.tables import backup_events, backups
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
-Kind = Literal["repository", "job", "run", "point", "watermarks", "request"]
+Kind = Literal["repository", "job", "run", "point", "watermarks", "request", "cancel"]
 Key = tuple[Kind, UUID]
 D = TypeVar("D", bound=BaseModel)
 
