@@ -48,6 +48,26 @@ def test_what_the_thread_fails_with_is_raised() -> None:
         asyncio.run(in_a_thread(work))
 
 
+def test_one_that_is_cancelled_fails_with_nothing_else() -> None:
+    """A runner that saw the thread's error would take the job up again, or for cancelled by its operator."""
+    let_go, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        let_go.wait(60)
+        raise PersistFailed("the store is away")
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(in_a_thread(work, let_go.set))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+
+
 def test_a_job_never_has_two_threads_over_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not stop in time is waited for by the next, however long."""
     monkeypatch.setattr("synvirt.jobs.runner.END_TIMEOUT_S", 0.05)

@@ -139,6 +139,26 @@ def test_a_service_that_is_killed_while_it_holds_the_guest(site: Site, nth: int,
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+def test_a_service_that_is_ended_while_it_holds_the_guest_lets_it_go_first(site: Site) -> None:
+    """It may not be started again for hours."""
+    with site.service("tests.real.killed_at_pivot", "1", "ended") as client:
+        job = client.submit(site.plan(limits={}))
+        assert site.process is not None
+        assert site.process.wait(200) == 0
+    (guest,) = site.guests()
+    layers = [_volume(site), *site.served(job.id).parent.glob("*.qcow2")]
+    held = [digest(layer) for layer in layers]
+    until(lambda: [digest(layer) for layer in layers] != held)
+    with site.service() as client:
+        _completed(client, job)
+        assert site.guests() == [guest], "it never stopped"
+        os.kill(guest, signal.SIGKILL)
+        until(lambda: not site.guests())
+        site.check(_volume(site))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_guest_that_is_killed_meanwhile_keeps_what_it_wrote(site: Site) -> None:
     with site.service() as client:
         job = client.submit(site.plan())

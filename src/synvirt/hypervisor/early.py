@@ -50,7 +50,7 @@ def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], N
             raise Cancelled
         domain = find()
         try:
-            match _one_step(domain, volume, give):
+            match _one_step(domain, volume, give, stop):
                 case "done":
                     return
                 case "begun":
@@ -107,9 +107,11 @@ def _is_off(domain: Any) -> bool:
         return False
 
 
-def _one_step(domain: Any, volume: Volume, give: Callable[[str], None]) -> Literal["done", "begun", "pivoted", "under way"]:
+def _one_step(
+    domain: Any, volume: Volume, give: Callable[[str], None], stop: Callable[[], bool]
+) -> Literal["done", "begun", "pivoted", "under way"]:
     if not domain.isActive():
-        return "done" if _commit_offline(domain, volume) else "under way"
+        return "done" if _commit_offline(domain, volume, stop) else "under way"
     _let_go(domain)  # a service may have ended during the pause of a pivot
     if held_up.is_held_up(domain):
         # The block jobs need nothing of the source. Afterwards the guest reads the volume instead of it.
@@ -182,7 +184,7 @@ def _between_xml(volume: Volume) -> str:
     return ET.tostring(disk, encoding="unicode")
 
 
-def _commit_offline(domain: Any, volume: Volume) -> bool:
+def _commit_offline(domain: Any, volume: Volume, stop: Callable[[], bool]) -> bool:
     """Commits the layers of a guest that is off; idempotent, as a committed overlay keeps its data (-d). False, where the guest
     was started meanwhile and QEMU has the overlay's lock."""
     early, disk = _early(volume), _disk_of(domain.XMLDesc(load().VIR_DOMAIN_XML_INACTIVE), volume)
@@ -192,7 +194,7 @@ def _commit_offline(domain: Any, volume: Volume) -> bool:
         if source == early.top:
             rebase = ("rebase", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", volume.path, early.top)
             _qemu_img(*rebase, into=early.top, within_s=CREATE_TIMEOUT_S)
-        _qemu_img("commit", "-q", "-d", "-f", "qcow2", str(source), into=volume.path, within_s=COMMIT_TIMEOUT_S)
+        _qemu_img("commit", "-q", "-d", "-f", "qcow2", str(source), into=volume.path, within_s=COMMIT_TIMEOUT_S, stop=stop)
     except DiskWriteFailed:
         if domain.isActive():
             return False
@@ -223,10 +225,10 @@ def _early(volume: Volume) -> Early:
     return volume.early
 
 
-def _qemu_img(*arguments: str, into: str, within_s: float) -> None:
+def _qemu_img(*arguments: str, into: str, within_s: float, stop: Callable[[], bool] | None = None) -> None:
     """`into`: the file that it writes."""
     try:
-        run(["qemu-img", *arguments], timeout_s=within_s, guarded=True, missing=DiskWriteFailed)
+        run(["qemu-img", *arguments], timeout_s=within_s, guarded=True, stop=stop, missing=DiskWriteFailed)
     except ProgramFailed as error:
         hint = f"free space in {held_up.place_of(into)}" if NO_SPACE in error.detail else None
         raise DiskWriteFailed(f"an overlay of the guest cannot be kept: {error.detail}", hint=hint) from error

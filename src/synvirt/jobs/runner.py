@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
@@ -22,6 +23,8 @@ from synvirt.errors import PersistFailed
 from synvirt.store.hosts import LeaseLost
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 # Seconds between two looks for jobs that were not begun: a service died after it wrote a job's row, or a job was taken over.
 RECONCILE_EVERY_S = 30.0
@@ -53,18 +56,20 @@ class Threads(ThreadPoolExecutor):
                 raise
 
 
-async def in_a_thread(work: Callable[[], None], let_go: Callable[[], None] = lambda: None) -> None:
-    """Runs blocking `work` in a thread, for a kind whose `run` blocks. It ends only when the thread ends, even if its task is
-    cancelled: two threads of one job would both write. `let_go` asks the thread to end."""
+async def in_a_thread(work: Callable[[], T], let_go: Callable[[], None] = lambda: None) -> T:
+    """The result of blocking `work` in a thread. It ends only when the thread ends, even if its task is cancelled: two threads
+    of one job would both write. `let_go` asks the thread to end. What comes of it then, an error too, is not the task's."""
     doing, cancelled = asyncio.ensure_future(asyncio.to_thread(work)), False
     while not doing.done():
         try:
-            await asyncio.shield(doing)
+            await asyncio.wait([doing])
         except asyncio.CancelledError:
             cancelled = True
             let_go()
     if cancelled:
+        doing.exception()  # else asyncio logs it as one that nobody looked at
         raise asyncio.CancelledError
+    return doing.result()
 
 
 class Runner:

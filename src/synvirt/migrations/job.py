@@ -10,6 +10,7 @@ from uuid import UUID
 
 from synvirt.destinations import Destination
 from synvirt.errors import SynvirtError
+from synvirt.jobs.runner import in_a_thread
 from synvirt.jobs.slots import Held, destination, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
@@ -90,14 +91,10 @@ class Job:
         return await asyncio.to_thread(call, *args, **kwargs)
 
     async def in_stoppable_thread(self, call: Callable[[Callable[[], bool]], T]) -> T:
-        """Runs blocking code that takes long in a thread. `call` gets a function that says whether it must end: the job is
-        stopped, or this process does not wait for it any more, as its host has lost its lease. A cancelled task ends no
-        thread, and the job's next run would find what the first one still does."""
+        """Runs blocking code that takes long in a thread, to its end. `call` gets a function that says whether it must end: the
+        job is stopped, or this process ends, or its host has lost its lease."""
         let_go = threading.Event()
-        try:
-            return await self.in_thread(call, lambda: self.stop.is_set() or let_go.is_set())
-        finally:
-            let_go.set()
+        return await in_a_thread(lambda: call(lambda: self.stop.is_set() or let_go.is_set()), let_go.set)
 
     async def change(self, mark: Watermark | None = None, /, **fields: object) -> None:
         """Writes these fields of the job; the state stays. `mark`: a watermark that is written with them. Conflict where the
