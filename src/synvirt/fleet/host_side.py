@@ -1,7 +1,7 @@
 """The part of a wave that only a job's host can do: check that its guest is healthy, and give the guest back to its source.
 
     Completed ─▶ checks, each until it passes or its time is over ─▶ healthy │ failed
-    rolling back ─▶ job cancelled, or: guest stopped here and its domain gone ─▶ source powered on ─▶ rolled back
+    rolling back ─▶ job cancelled, or: source asked ─▶ guest stopped here, its domain gone ─▶ source powered on ─▶ rolled back
 
 Two copies of one guest never run: the domain is removed before the source is powered on. Its volumes stay.
 """
@@ -145,8 +145,7 @@ class HostSide:
             if job is not None and job.state is State.COMPLETED:
                 if not self._pauses.is_over(job.id):
                     return
-                self._stop_here(job)
-                self._start_there(job)
+                self._move_back(job)
                 self._pauses.forget(job.id)
             elif job is not None and self._is_owed_still(job):
                 reason = "Its source is not powered on yet: its job tries it again."
@@ -181,23 +180,24 @@ class HostSide:
             store.memory.change(job.id, JobMemory, lambda before: noting(before, left_off=False))
         return self.is_owed_power(job)
 
-    def _start_there(self, job: Migration) -> None:
-        """Powers the source on, only if this job has shut it down."""
-        plan, store = job.plan, self._rooms.store
-        if plan.source.Live is None or plan.source_ref.kind != "live_vm":
+    def _move_back(self, job: Migration) -> None:
+        """Stops the guest here, and powers the source on if this job has shut it down."""
+        plan, ref, store = job.plan, job.plan.source_ref, self._rooms.store
+        if plan.source.Live is None or ref.kind != "live_vm" or not self.is_owed_power(job):
+            self._stop_here(job)
             return
-        if not self.is_owed_power(job):
-            return
-        vm_id = plan.source_ref.vm_id
-        asyncio.run(self._power_on(plan.source.Live, plan.source_ref.source_id, vm_id))
+        asyncio.run(self._swap(plan.source.Live, ref.source_id, ref.vm_id, job))
         for kind in ("mark", "source_power"):  # it does not count as moved any more
-            store.strike(job.id, kind, vm_id)
+            store.strike(job.id, kind, ref.vm_id)
 
-    async def _power_on(self, kind: LiveKind, source_id: UUID, vm_id: str) -> None:
+    async def _swap(self, kind: LiveKind, source_id: UUID, vm_id: str, job: Migration) -> None:
+        """The source is asked first: the guest runs on here while its VM there cannot be reached, or is gone."""
         adapter = await self._rooms.connect(kind, source_id)
         try:
             async with asyncio.timeout(POWER_ON_S):
                 await adapter.connect()
+                await adapter.inspect(vm_id)
+                await asyncio.to_thread(self._stop_here, job)
                 await adapter.power_on(vm_id)
         finally:
             await adapter.close()

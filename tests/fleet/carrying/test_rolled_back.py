@@ -466,7 +466,7 @@ def test_sources_that_answer_slowly_hold_no_tick_for_each_vm_that_is_given_back(
 
     with monkeypatch.context() as patched:
         patched.setattr(time, "monotonic", lambda: clock[0])
-        patched.setattr(night.side, "_start_there", slow)
+        patched.setattr(night.side, "_move_back", slow)
         for count in (1, 2, 3):
             night.carrying.tick()
             assert len(asked) == count

@@ -17,6 +17,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
+from synvirt.repeating import Pauses
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fleet.carrying.night import Night, S, W, plan_of, states, wave, window
@@ -279,3 +280,25 @@ def test_a_source_that_was_off_for_a_day_is_powered_on_for_who_rolls_its_member_
     Tidier(night.house.rooms, host="local").look()
     night.until(wave_id, lambda seen: seen.state is W.ROLLED_BACK)
     assert night.house.platform.vm("db")["power"] == "on"
+
+
+def test_a_guest_runs_on_here_while_its_source_cannot_be_powered_on(night: Night) -> None:
+    """Of a wave that is rolled back while its vCenter is away all guests would be off, here and there."""
+    night.vms("db", "web")
+    made = night.waves.create(wave({"id": "db"}, {"id": "web"}))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    guests = list(night.house.hypervisor.domains.values())
+    night.house.platform.lose_vm("web")
+    night.house.platform.fault("unreachable", 1_000_000)
+    night.side._pauses = Pauses(0.01, 0.01)
+    night.waves.roll_back(made.id, RollBackRequest())
+    seen = night.until(made.id, lambda seen: all(one.waits_for is not None for one in seen.members))
+    assert all("not powered on yet" in (one.waits_for or "") for one in seen.members)
+    assert list(night.house.hypervisor.domains.values()) == guests
+    assert [guest.running for guest in guests] == [True, True]
+    night.house.platform.fault("unreachable", 0)
+    night.until(made.id, lambda seen: states(seen)["db"] is S.ROLLED_BACK)
+    assert night.house.platform.vm("db")["power"] == "on"
+    (left,) = night.house.hypervisor.domains.values()
+    assert (left.domain.name, left.running) == ("web", True), "its source is gone, and can never be powered on"
