@@ -292,6 +292,44 @@ def test_a_job_on_disks_of_its_host_waits_or_starts_over(apart: Fleet, decided: 
     assert store.ledger(job.id) == []
 
 
+def test_what_is_cancelled_ends_though_its_host_never_comes_back(apart: Fleet) -> None:
+    """Else its VM could not be moved by any host again, and a wave with it would never end."""
+    (folder := apart.a.imports / "web").mkdir()
+    of_a_file = apart.a.intake.submit(offline_plan(folder))
+    job = apart.a.intake.submit(live_plan(on_host_lost="wait"))
+    assert apart.killed_at(12, job).state is State.COPYING_FULL
+    assert apart.b.platform.vm(VM)["snapshots"] != {}
+    for one in (of_a_file, job):
+        apart.b.intake.cancel(one.id)
+    with pytest.raises(Conflict, match="is at work on the same machine"):
+        apart.b.intake.submit(live_plan())
+    apart.taking_over().look()
+    store = apart.b.store
+    assert [store.get(one.id).state for one in (of_a_file, job)] == [State.FAILED] * 2
+    assert len(apart.begun) == 2
+    for again in apart.begun:
+        ended = apart.b.run(again)
+        assert (ended.state, store.host_of(again), store.ledger(again)) == (State.CANCELLED, "b", [])
+        assert [visit.state for visit in ended.history] == [State.QUEUED, State.CANCELLED]
+    assert apart.b.platform.vm(VM)["snapshots"] == {}
+    assert apart.b.run(apart.b.intake.submit(live_plan()).id).state is State.COMPLETED
+
+
+def test_an_operator_ends_a_cancelled_cut_over_of_a_host_that_never_comes_back(apart: Fleet) -> None:
+    job = apart.a.intake.submit(live_plan("Cold"))
+    apart.killed_at(20, job)
+    apart.a.platform.power(VM, "off")
+    apart.a.store.record(job.id, "source_power", VM)
+    in_state(apart, job, State.CUTTING_OVER)
+    apart.b.intake.cancel(job.id)
+    looks = apart.taking_over()
+    looks.look()
+    assert (apart.b.store.get(job.id).state, apart.begun) == (State.CUTTING_OVER, []), "its guest may run there"
+    again = looks.take_over(job.id, restart=True)
+    assert apart.b.run(again.id).state is State.CANCELLED
+    assert apart.b.platform.vm(VM)["power"] == "on"
+
+
 def in_state(fleet: Fleet, job: Migration, state: State) -> None:
     before = fleet.a.store.get(job.id)
     fleet.a.store.change(job.id, before.state, lambda now: now.model_copy(update={"state": state}))

@@ -83,10 +83,11 @@ class LostJobRows:
         sealed: bytes | None = None,
     ) -> bool:
         """Ends a lost host's job as `failed` says, and adds `again` on host `to`. The ledger entries about the source move to
-        `again`. False, where the lost host is back, or the job has ended, moved to another host or is to be cancelled."""
+        `again`, and so does the request to cancel. False, where the lost host is back, or the job has ended or moved to another
+        host."""
         with self._writing() as db:
             row = _lost_row(db, job_id, lost)
-            if row is None or row.cancel_requested:
+            if row is None:
                 return False
             before = parse(row)
             after = failed(before)
@@ -95,6 +96,8 @@ class LostJobRows:
             forget_secrets_and_slots(db, job_id)
             announce(db, after, document, version_after(row.version))
             add(db, again, to, sealed)
+            if row.cancel_requested:
+                db.execute(update(migrations).where(migrations.c.id == str(again.id)).values(cancel_requested=True))
             at_source = (owned_by(owner(job_id)), ledger.c.kind.in_(("snapshot", "source_power", "tracking")))
             db.execute(update(ledger).where(*at_source).values(owner_id=str(again.id)))
             return True

@@ -3,6 +3,7 @@
     its lease is over for GRACE_S ─▶ fenced ─▶ each of its jobs that has not begun its cut-over:
         on a destination that this host reaches too ─▶ taken over: it goes on from its watermarks
         on disks of that host alone ─▶ waits for it; or, where plan or setting say so, a new job here begins from the start
+        an operator has cancelled it ─▶ the same new job, which is cancelled before it does anything: else nobody would end it
     from CuttingOver on, or where the job has more than volumes on that host, an operator decides: `take_over`
 
 A host that has its lease only for a short time fences no other: after a database's outage all leases are over, though all hosts
@@ -97,11 +98,12 @@ class TakingOver:
                 raise Conflict(
                     f"it is in {job.state}: an operator decides", hint="make sure that its host is off, and take it over"
                 )
-            _refuse_bound(job, lost.host)
+            cancelled = self._store.cancel_requested(job_id)
             try:
+                _refuse_bound(job, lost.host)
                 self._refuse_to_go_on(job, lost)
             except Conflict:
-                if (job.plan.on_host_lost or self._on_host_lost) != "restart_elsewhere":
+                if not cancelled and (job.plan.on_host_lost or self._on_host_lost) != "restart_elsewhere":
                     raise
                 self._restart(job, lost)
             else:
@@ -126,9 +128,9 @@ class TakingOver:
                 hint=f"make sure that it is off, and then fence host {host}",
             )
         lost = Fence(row.id, row.epoch)
-        _refuse_bound(job, lost.host)
         if restart:
             return self._restart(job, lost)
+        _refuse_bound(job, lost.host)
         self._refuse_to_go_on(job, lost)
         self._go_on(job, lost)
         return self._store.get(job_id)
@@ -169,12 +171,19 @@ class TakingOver:
     # ── from the start ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _restart(self, job: Migration, lost: Fence) -> Migration:
-        """Ends the old job as failed, and begins a new one of the same plan. Conflict, where it cannot run here either."""
-        self._refuse_source(job)
-        if job.destination not in (None, *self._rooms.destinations):
-            raise Conflict(f"this host has no destination {job.destination}", hint="submit the plan with another one")
-        refuse_unfit(self._rooms, job)
-        created_at, secret = now(), self._rooms.secret_of(job.id) if job.plan.source_ref.kind == "remote_url" else None
+        """Ends the old job as failed, and begins a new one of the same plan. Conflict, where it cannot run here either. The new
+        job of one that is to be cancelled does not run: it only tidies up at the source."""
+        created_at, secret, ref = now(), None, job.plan.source_ref
+        cancelled = self._store.cancel_requested(job.id)
+        if not cancelled:
+            _refuse_bound(job, lost.host)
+            self._refuse_source(job)
+            if job.destination not in (None, *self._rooms.destinations):
+                raise Conflict(f"this host has no destination {job.destination}", hint="submit the plan with another one")
+            refuse_unfit(self._rooms, job)
+            secret = self._rooms.secret_of(job.id) if ref.kind == "remote_url" else None
+        elif ref.kind == "live_vm":
+            self._opens_source(ref.source_id)
         again = Migration(
             id=uuid4(),
             name=job.name,
@@ -186,10 +195,12 @@ class TakingOver:
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
             restart_of=job.id,
+            repair=job.repair,
         )
         problem = Problem(
             code=Conflict.code,
-            message=f"host {lost.host} is lost; job {again.id} starts over on host {self._host}",
+            message=f"host {lost.host} is lost; job {again.id} {'is cancelled' if cancelled else 'starts over'} on host "
+            f"{self._host}{' in its place' if cancelled else ''}",
             hint="what it made on its host goes when that is back",
             at=created_at,
             state=job.state,
@@ -209,7 +220,7 @@ class TakingOver:
             with self._secrets.sealed(again.id, secret) as sealed:
                 done = self._store.lost_jobs.restart_elsewhere(job.id, lost, failed, again, to=self._host, sealed=sealed)
         if not done:
-            raise Conflict(f"job {job.id} cannot be taken over: its host is back, another took it, or it is being cancelled")
+            raise Conflict(f"job {job.id} cannot be taken over: its host is back, or another took it")
         log.warning("a job is restarted", job=str(job.id), again=str(again.id), host=lost.host)
         self._begin(again.id)
         return again
