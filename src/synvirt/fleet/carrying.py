@@ -131,12 +131,13 @@ class Carrying:
                 return
             self._causes_before, self._causes = self._causes, {}
             with self._rows.leading() as leads:
+                led: dict[UUID, Seen | None] = {}
+                for wave_id in waves if leads else ():
+                    self._rows.keep_lead()
+                    led[wave_id] = self._guarded(wave_id, None, lambda seen: self._lead(seen, waves))
+                # After the decisions of all waves, as sources are asked here: one that hangs takes a minute, and the lead.
                 for wave_id in waves:
-                    seen = None
-                    if leads:
-                        self._rows.keep_lead()
-                        seen = self._guarded(wave_id, None, lambda seen: self._lead(seen, waves))
-                    self._guarded(wave_id, seen, lambda seen: self._follow_orders(seen, leads=leads))
+                    self._guarded(wave_id, led.get(wave_id), lambda seen: self._follow_orders(seen, leads=leads))
         except PersistFailed as error:
             log.warning("waves cannot be inspected", cause=error.detail)
 
@@ -362,12 +363,11 @@ class Carrying:
                 continue
             if member.job_id in seen.unreadable:
                 continue
-            if not (leads if member.host is None else member.host == self._side.host):
+            if not self._is_ours(member, leads=leads):
                 continue
             if time.monotonic() - began > SUBMITTING_S:
                 self.wake()
                 break
-            self._rows.keep_lead()
             job = seen.job_of(member)
             if job is None and member.state in _NOT_BEGUN and self._waits_again(seen.wave, member, openings):
                 unbegun.append(member_change(member, {member.state}, _NOT_BEGUN[member.state]))
@@ -390,6 +390,13 @@ class Carrying:
         if make_changes(self._rows, seen.wave.id, unbegun):
             self.wake()  # what they wait for now is said at once
         return broke
+
+    def _is_ours(self, member: Member, *, leads: bool) -> bool:
+        """Whether this host submits it. One without a host only while this host leads."""
+        if leads and member.host is None:
+            self._rows.keep_lead()
+            return True
+        return member.host == self._side.host
 
     def _waits_again(self, wave: Wave, member: Member, openings: Openings) -> bool:
         """Whether a member without a job does not begin now: its wave is held since, or its window is over."""

@@ -8,14 +8,14 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.errors import SourceUnreachable
-from synvirt.fleet.model import MEMBER_ENDS, RollBackRequest
+from synvirt.errors import PersistFailed, SourceUnreachable
+from synvirt.fleet.model import MEMBER_ENDS, Member, MemberState, RollBackRequest
 from synvirt.migrations import advance, tidying
 from synvirt.migrations.planning import left_off
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
-from synvirt.model.plan import MigrationPlan
+from synvirt.model.plan import LiveVmRef, MigrationPlan
 from synvirt.model.values import now
 from synvirt.repeating import Pauses
 from tests.fakes.hypervisor import FakeHypervisor
@@ -302,3 +302,32 @@ def test_a_guest_runs_on_here_while_its_source_cannot_be_powered_on(night: Night
     assert night.house.platform.vm("db")["power"] == "on"
     (left,) = night.house.hypervisor.domains.values()
     assert (left.domain.name, left.running) == ("web", True), "its source is gone, and can never be powered on"
+
+
+def test_a_source_that_hangs_holds_up_no_other_wave(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a minute for each VM, and the lead, which PostgreSQL ends after half of that: a window would pass meanwhile."""
+    night.vms("db", "web")
+    hangs, other = (night.waves.create(wave({"id": name})) for name in ("db", "web"))
+    for one in (hangs, other):
+        night.store.waves.rewrite_members(
+            one.id, [S.WAITING], Member, lambda before: before.model_copy(update={"host": "local", "destination": "chosen"})
+        )
+        night.waves.go(one.id)
+    submit, met = night.house.intake.submit, list[MemberState]()
+
+    def submit_or_hang(plan: MigrationPlan, **more: Any) -> Migration:
+        if isinstance(plan.source_ref, LiveVmRef) and plan.source_ref.vm_id == "db":
+            met.append(night.waves.whole(other.id).members[0].state)
+            raise SourceUnreachable("vcenter does not answer")
+        return submit(plan, **more)
+
+    def keep_lead() -> None:
+        if met:
+            raise PersistFailed("this host does not lead the waves any more: it was paused for too long")
+
+    night.house.intake.submit = submit_or_hang  # type: ignore[method-assign]
+    monkeypatch.setattr(night.store.waves, "keep_lead", keep_lead)
+    night.carrying.tick()
+    assert met == [S.SYNCING], "what it does next is decided before"
+    (row,), _ = night.store.waves.members(other.id)
+    assert row.submitted
