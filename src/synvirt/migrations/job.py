@@ -161,10 +161,13 @@ class Job:
         await self.change(last_error=problem, **fields)
 
     async def show(self, error: SynvirtError) -> None:
-        """Shows a trouble that may pass as the job's last error, until `show_no_more`."""
+        """Shows a trouble that may pass as the job's last error, until `show_no_more`. One that is shown already stays as it
+        is: each change is an event with the whole job, and a source may be away for a day."""
         if (await self.memory()).passing is None:
             await self.note(passing=Passing(before=self.migration.last_error))
-        await self.change(last_error=self.problem(error, fatal=False))
+        problem, shown = self.problem(error, fatal=False), self.migration.last_error
+        if shown is None or shown.model_copy(update={"at": problem.at}) != problem:
+            await self.change(last_error=problem)
 
     async def show_no_more(self) -> None:
         """The trouble has passed: the problem that was shown before it is shown again."""

@@ -312,3 +312,32 @@ def test_a_job_that_only_waits_lets_others_work(house: House, monkeypatch: pytes
     for thread in threads:
         thread.join(100)
     assert [house.store.get(job.id).state for job in waiting] == [State.COMPLETED] * 3
+
+
+def test_a_trouble_that_lasts_is_one_event_however_often_it_is_tried(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event has the whole job, and is kept as long as that: a vCenter that is away for a day is tried some 1,400 times by
+    each of the jobs that are held."""
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    job, reached = held(house)
+    tries, wait = list[str](), Patience.wait
+
+    async def counted(own: Patience, trouble: SynvirtError) -> None:
+        tries.append(trouble.code)
+        if len(tries) == 30:
+            house.platform.fault("unreachable", 0)
+            house.intake.cutover(job.id)
+        await wait(own, trouble)
+
+    def looked(now: Migration) -> bool:
+        if reached(now):
+            house.platform.fault("unreachable", FOR_EVER)
+        return reached(now)
+
+    monkeypatch.setattr(Patience, "wait", counted)
+    at_commits(house, job, looked)
+    assert house.run(job.id).state is State.COMPLETED
+    assert len(tries) >= 30
+    events = [Migration.model_validate_json(one.document) for one in house.store.events_after(0, job_id=job.id, limit=1000)]
+    shown = [one.last_error for one in events if one.state is State.DELTA_SYNCING and one.last_error is not None]
+    assert {one.code for one in shown} == {"E_MIG_SOURCE_UNREACHABLE"}
+    assert len(shown) < 10
