@@ -30,7 +30,8 @@ UNREADABLE = "UNREADABLE"
 
 
 class Token(Model):
-    """An API token. `account`: the account that made it. The secret is only in the answer to its making."""
+    """An API token. `account`: the account that made it, also by another token; where that account may not use the service any
+    more, the token is refused. The secret is only in the answer to its making."""
 
     id: UUID
     name: str

@@ -50,13 +50,15 @@ class _Refused:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller: `account` of the users file or the host, `token:NAME`, `oidc:NAME`, or `local` by the Unix socket."""
+    """The caller: `account` of the users file or the host, `token:NAME`, `oidc:NAME`, or `local` by the Unix socket.
+    `account_of_token`: the account that made the token."""
 
     account: str
     role: Role
     address: str = ""
     by_session: bool = False
     confined: bool = False  # to what is offered to another service
+    account_of_token: str | None = None
 
 
 class Coming:

@@ -33,6 +33,7 @@ from synvirt.api.callers.sessions import Login, Sessions, secret_in
 from synvirt.api.callers.staying import staying
 from synvirt.api.problems import answered, of_its_side, problem
 from synvirt.errors import BadRequest, Forbidden, NotFound, SynvirtError, Unauthorized
+from synvirt.store.access import Token
 
 
 class Authenticate(Protocol):
@@ -59,8 +60,8 @@ class Authenticate(Protocol):
 
 # The facts that are noted of a caller.
 Arguments = TypeVarTuple("Arguments")
-# The role and name of a token, by its secret; None: there is no such token. Blocking.
-FindToken = Callable[[str], tuple[str, Role] | None]
+# A token, by its secret; None: there is no such token. Blocking.
+FindToken = Callable[[str], Token | None]
 
 
 # Each takes a core and 16 MiB (scrypt), or seconds (PAM, for a wrong one). They have their own threads: however many strangers
@@ -79,6 +80,8 @@ LOGIN_PATHS = ("/login", "/login/oidc", "/login/oidc/callback")
 CREDENTIALS_CHARS_MAX = 2048
 # Set by the server on the Unix socket, in the scope: a caller cannot send it.
 LOCAL = "synvirt.local"
+# What its callers are called.
+LOCAL_ACCOUNT = "local"
 # Set by the gate: that the caller is authenticated, and its identity.
 KNOWN, CALLER = "synvirt.known", "synvirt.caller"
 # The gate itself, for the page's log-in.
@@ -135,7 +138,7 @@ class Gate:
             return
         scope[KNOWN], scope[DOOR] = bool(scope.get(LOCAL)), self
         if scope.get(LOCAL):
-            scope[CALLER] = Caller("local", Role.ADMIN)
+            scope[CALLER] = Caller(LOCAL_ACCOUNT, Role.ADMIN)
         elif scope["type"] == "http" and self._is_asked(scope):
             try:
                 scope[CALLER] = await self._admit(scope)
@@ -321,8 +324,22 @@ class Gate:
             found = await to_thread.run_sync(self._find_token, secret, limiter=self._store_limiter)
         if found is None:
             raise Unauthorized("this token is not known: it was revoked, has expired, or never existed")
-        name, role = found
-        return Caller(f"token:{name}", role, address)
+        role = await to_thread.run_sync(self._role_of_token, found)
+        return Caller(f"token:{found.name}", role, address, account_of_token=found.account)
+
+    def _role_of_token(self, token: Token) -> Role:
+        """The token's role, or the lower one that the account which made it has now. Unauthorized, if that one has none any
+        more. The socket's callers, and persons of an OpenID provider, have no account here."""
+        if token.account == LOCAL_ACCOUNT or ":" in token.account:
+            return token.role
+        try:
+            role = self._authenticate.role_of(token.account)
+        except (Unauthorized, Forbidden) as error:
+            raise Unauthorized(
+                f"this token is refused: the account {token.account}, which made it, may not use this service any more",
+                hint="ask another account for a new one",
+            ) from error
+        return token.role if role.reaches(token.role) else role
 
     def _address(self, scope: Scope) -> str:
         """The caller's address; behind one of our proxies, the one that the proxy itself added last."""

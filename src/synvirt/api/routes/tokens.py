@@ -44,13 +44,8 @@ class TokenPage(Model):
 
 
 def find_token(rows: TokenRows) -> FindToken:
-    """A function from a secret to the token's name and role; None: no such token."""
-
-    def find(secret: str) -> tuple[str, Role] | None:
-        found = rows.by_secret(_hashed(secret))
-        return None if found is None else (found.name, found.role)
-
-    return find
+    """A function from a secret to the token; None: no such token."""
+    return lambda secret: rows.by_secret(_hashed(secret))
 
 
 def tokens_router(rows: TokenRows) -> APIRouter:
@@ -65,11 +60,12 @@ def tokens_router(rows: TokenRows) -> APIRouter:
         # 256 random bits need no slow hash: they cannot be guessed.
         secret = TOKEN_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
         at = now()
+        caller = request.scope[CALLER]
         made = Token(
             id=uuid4(),
             name=token.name,
             role=token.role,
-            account=request.scope[CALLER].account,
+            account=caller.account_of_token or caller.account,
             created_at=at,
             expires_at=None if token.expires_days is None else at + timedelta(days=token.expires_days),
         )
