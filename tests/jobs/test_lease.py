@@ -1,5 +1,6 @@
 """A host that was fenced writes no more, and one that cannot renew its lease ends its jobs: on SQLite and on PostgreSQL."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -353,3 +354,34 @@ def test_what_is_paused_without_a_thread_is_paused_all_the_same(monkeypatch: pyt
     monkeypatch.setattr(threading.Thread, "start", start)
     Together(kinds).pause()
     assert all(one.paused for one in kinds)
+
+
+class Kind:
+    """A kind of jobs that cannot be resumed at once: the host has no thread for it."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.refusals, self.resumed = refusals, 0
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise RuntimeError("can't start new thread")
+        self.resumed += 1
+
+
+def test_a_kind_that_cannot_be_resumed_keeps_no_other_from_it_and_is_tried_again(store: Store, other: Store) -> None:
+    """One that failed first kept all others from it, until the host lost its lease once more."""
+    kinds = [Kind(), Kind(refusals=2), Kind()]
+    together = Together(kinds)
+    lease = HostLease(store, "a", on_lost=together.pause, on_held=together.resume, lease_s=UNHURRIED_S, claim_within_s=0)
+    lease.begin()
+    try:
+        other.hosts.fence("a")
+        for resumed in ([1, 0, 1], [1, 0, 1], [1, 1, 1], [1, 1, 1]):
+            with contextlib.suppress(RuntimeError):
+                lease.renew()
+            assert [kind.resumed for kind in kinds] == resumed
+    finally:
+        lease.close()

@@ -54,8 +54,10 @@ class Together:
 
     def __init__(self, kinds: Sequence[Pausable]) -> None:
         self._kinds = kinds
+        self._resumed: set[int] = set()
 
     def pause(self) -> None:
+        self._resumed.clear()
         with Threads(len(self._kinds), thread_name_prefix="pause") as pool:
             pausing = [self._pausing(pool, kind) for kind in self._kinds]
             for paused in pausing:
@@ -69,13 +71,22 @@ class Together:
             return kind.pause
 
     def resume(self) -> None:
-        for kind in self._kinds:
-            kind.resume()
+        """Raises an error of a kind after it has tried all. The next call tries those again that have not resumed."""
+        failure: Exception | None = None
+        for number, kind in enumerate(self._kinds):
+            if number not in self._resumed:
+                try:
+                    kind.resume()
+                    self._resumed.add(number)
+                except Exception as error:
+                    failure = error
+        if failure is not None:
+            raise failure
 
 
 class HostLease:
     """`document()` describes this host, as JSON. `on_lost` and `on_held` are called in turns, never at once, `on_lost` first;
-    each returns when it is done."""
+    each returns when it is done. An `on_held` that raises is called again at each renewal."""
 
     def __init__(
         self,
@@ -97,7 +108,7 @@ class HostLease:
         self._claim = store.claim_host(host)
         self._fence: Fence | None = None
         self._renewed_at = self._held_since = 0.0
-        self._held = False
+        self._held = self._to_resume = False
         self._failure: PersistFailed | None = None
         self._ending = threading.Event()
         # Each wakes one of the threads.
@@ -187,9 +198,11 @@ class HostLease:
                 self._lose(self._not_renewed)
             self._renewed_at, self._failure = asked_at, None
             if not self._held:
-                self._held, self._held_since = True, self._clock()
+                self._held, self._held_since, self._to_resume = True, self._clock(), True
                 log.warning("the lease is held again: jobs go on", host=self._host)
+            if self._to_resume:
                 self._on_held()
+                self._to_resume = False
         return True
 
     def look(self) -> None:
@@ -210,7 +223,7 @@ class HostLease:
     def _lose(self, cause: str) -> None:
         with self._turning:
             if self._held and not self._ending.is_set():
-                self._held = False
+                self._held = self._to_resume = False
                 log.error("the lease of this host is lost: its jobs are ended", host=self._host, cause=cause)
                 self._on_lost()
 

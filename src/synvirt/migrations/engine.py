@@ -74,10 +74,10 @@ class Engine:
 
     def resume(self) -> None:
         """This host has a lease again: jobs go on from what the store says, not from what this process remembers."""
+        self._tidying.enter_context(tidied(self.rooms, host=self._host))  # first: the host may have no thread for it
         self._stops.clear()
         self._kept.clear()
         self._runner.resume()
-        self._tidying.enter_context(tidied(self.rooms, host=self._host))
 
     def close(self) -> None:
         """Stops the jobs where they are, as a crash would. They go on at the next start."""
