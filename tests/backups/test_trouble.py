@@ -411,3 +411,6 @@ def test_a_run_that_lacks_something_of_the_host_says_so() -> None:
     found = trouble_of(OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/secret"))
     assert (found.code, found.message) == ("E_BAK_INTERNAL", "the run cannot go on: Too many open files")
     assert "LimitNOFILE" in (found.hint or "")
+    found = trouble_of(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/secret"))
+    assert (found.code, found.message) == ("E_BAK_INTERNAL", "the run cannot go on: No space left on device")
+    assert "data_dir" in (found.hint or "")

@@ -35,7 +35,7 @@ from synvirt.errors import (
     UploadNotFound,
     not_listed,
 )
-from synvirt.jobs.shortage import HINT, shortage_of
+from synvirt.jobs.shortage import lack_of
 from synvirt.mistakes import place, worded, written
 from synvirt.model.backup_codes import of_backups
 from synvirt.model.problems import ProblemDetails
@@ -135,8 +135,9 @@ def incident(error: BaseException) -> Internal:
     """Logs an unexpected error, and returns the error that may be shown for it."""
     number = uuid4().hex[:12]
     _log.error("unexpected error", incident=number, exc_info=error)
-    if (lacks := shortage_of(error)) is not None:
-        return Internal(f"the service cannot do this now: {lacks}; its log has it as incident {number}", hint=HINT)
+    if (lack := lack_of(error)) is not None:
+        what, hint = lack
+        return Internal(f"the service cannot do this now: {what}; its log has it as incident {number}", hint=hint)
     return Internal(
         f"something unexpected went wrong; the service's log has it as incident {number}",
         hint="look the incident up in the log, and report it if the log does not explain it",

@@ -17,7 +17,7 @@ from synvirt.backups.working import wait
 from synvirt.destinations import AWAY_PAUSES_S, DestinationAway
 from synvirt.errors import Cancelled, HypervisorAway, PersistFailed, SynvirtError
 from synvirt.jobs.instant import AGAIN_S, is_started
-from synvirt.jobs.shortage import HINT, shortage_of
+from synvirt.jobs.shortage import lack_of
 from synvirt.repeating import pause_after
 
 # How long a run waits for what is away: a restore for its destination, every run for this host's libvirtd, which an update
@@ -38,8 +38,9 @@ def trouble_of(error: Exception) -> Trouble:
     """What a run shows of its failure. An error that is not ours is logged whole, and shown as an internal one."""
     if not isinstance(error, SynvirtError):
         _log.error("a backup run broke", exc_info=error)
-        if (lacks := shortage_of(error)) is not None:
-            error = errors.BackupInternal(f"the run cannot go on: {lacks}", hint=HINT)
+        if (lack := lack_of(error)) is not None:
+            what, hint = lack
+            error = errors.BackupInternal(f"the run cannot go on: {what}", hint=hint)
         else:
             error = errors.BackupInternal("something unexpected went wrong in the run; the service's log has it")
     # The nearest class that has another name here; an error of backups keeps its name.

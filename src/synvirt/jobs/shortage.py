@@ -1,6 +1,7 @@
-"""What the system refuses where this host or the service has no more of it: processes, threads, descriptors, memory.
+"""What the system refuses where this host or the service has no more of it: processes, threads, descriptors, memory, room on a
+disk.
 
-It says nothing of what was being done, and may be over in a moment.
+It says nothing of what was being done. All but the last may be over in a moment.
 """
 
 import errno
@@ -11,11 +12,23 @@ HINT = (
     "this host or the service has too many processes or open files, or too little memory: TasksMax, LimitNOFILE and MemoryMax "
     "of its unit"
 )
+FULL_HINT = "free some space, and look at the quota and at how it is mounted: of data_dir, and of where this was to be written"
 _REFUSALS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+# Also what a file system says that an error has made read-only.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 # What Python says where pthread_create(3) fails; it has no error of its own.
 _NO_THREAD = "can't start new thread"
 # Deeper than any error of ours has a cause.
 _CAUSES_MAX = 8
+
+
+def lack_of(error: BaseException) -> tuple[str, str] | None:
+    """What was refused, and a hint; also the room on a disk. None, where it is another error."""
+    if (what := shortage_of(error)) is not None:
+        return what, HINT
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return str(error.strerror), FULL_HINT
+    return None
 
 
 def shortage_of(error: BaseException) -> str | None:

@@ -15,7 +15,7 @@ import structlog
 
 from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.jobs.ledger import Order, Sweep
-from synvirt.jobs.shortage import HINT, shortage_of
+from synvirt.jobs.shortage import lack_of
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import instant, source_vm
 from synvirt.migrations.cloning import wait_until_gone
@@ -69,8 +69,8 @@ async def _advance(rooms: Rooms, migration: Migration, stop: Stop) -> State:
             await _fail(job, error)
         except Exception as error:
             log.exception("a step failed in a way that it should not", job=str(job.id), state=state)
-            why = shortage_of(error) or (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-            hint = "the service's log has the cause" if shortage_of(error) is None else HINT
+            why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+            why, hint = lack_of(error) or (why, "the service's log has the cause")
             await _fail(job, Internal(f"{why} in {state}", hint=hint))
     return await _end(job)
 

@@ -63,8 +63,10 @@ class Journal:
             if self._file is None:
                 return
             try:
-                self._file.write(record + self._check(record))
+                written = self._file.write(record + self._check(record))
             except OSError:
+                written = 0
+            if written != RECORD_BYTES:  # a full disk took a part: it would shift the records after it
                 self.close()
 
     def close(self) -> None:
