@@ -12,6 +12,7 @@ from synvirt.api.routes.tokens import TokenRequest
 from synvirt.backups.model import (
     BackupJobChange,
     BackupJobRequest,
+    BackupRepositoryChange,
     BackupRepositoryRequest,
     RestorePointChange,
     RestoreRequest,
@@ -42,6 +43,7 @@ _MODELS = (
     SourceRequest,
     SourceChange,
     BackupRepositoryRequest,
+    BackupRepositoryChange,
     BackupJobRequest,
     BackupJobChange,
     RestorePointChange,

@@ -78,6 +78,24 @@ class BackupRepositoryRequest(Received):
         return self
 
 
+class PeerChange(Received):
+    """What is new about a peer: its address, the certificate that it shows, the offer's account. Another `url` needs
+    `credentials` too."""
+
+    url: Endpoint | None = None
+    fingerprint_sha256: Fingerprint | None = None
+    credentials: Credentials | None = None
+
+
+class BackupRepositoryChange(Received):
+    """Body of PATCH /repositories/:id: the fields that are given replace the old ones. What lies at another `path`, or at a
+    changed `peer`, must open with the repository's key. Its kind stays."""
+
+    name: Name | None = None
+    path: Path | None = None
+    peer: PeerChange | None = None
+
+
 class BackupRepository(Model):
     """`path` of a folder, `peer` of what another SynVirt offers."""
 

@@ -12,11 +12,17 @@ from uuid import UUID, uuid4
 from pydantic import SecretStr
 
 from synvirt.backups.authors import Authors
-from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepositoryRequest, PeerRequest, SealedKeyRequest
+from synvirt.backups.model import (
+    BackupPeer,
+    BackupRepository,
+    BackupRepositoryChange,
+    BackupRepositoryRequest,
+    SealedKeyRequest,
+)
 from synvirt.durable import put_private_file, sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, PersistFailed, RepositoryKeyWrong, SynvirtError
 from synvirt.keyring import migrator_key
-from synvirt.model.access import in_words_of
+from synvirt.model.access import Credentials, in_words_of
 from synvirt.model.values import now
 from synvirt.repository import repository as stored
 from synvirt.repository import sealed_key
@@ -68,7 +74,7 @@ class Repositories:
         RepositoryKeyWrong, RepositoryDamaged."""
         master = new_key() if asked.recovery_key is None else _given(asked.recovery_key, asked.passphrase)
         made = _made(asked, master)
-        password = "" if asked.peer is None else _credentials(asked.peer)[1]
+        password = "" if asked.peer is None else _credentials(asked.peer.credentials)[1]
         folder = _folder(made, password, self._allowed_hosts)
         with self._claimed(made), contextlib.ExitStack() as stack:
             if asked.recovery_key is not None:
@@ -88,12 +94,49 @@ class Repositories:
                 raise
         return self.shown(made)
 
+    def change(self, repository_id: UUID, asked: BackupRepositoryChange) -> BackupRepository:
+        """Renames it, or says where it lies now, once what lies there opens with its key. BackupBadRequest, BackupConflict,
+        RepositoryUnreachable, RepositoryKeyWrong, RepositoryDamaged."""
+        with self._changing[repository_id]:
+            before, keys = self._known(repository_id), self._keys(repository_id)
+            made, password = self._changed(before, asked, keys[0])
+            with self._claimed(made):
+                if (made.path, made.peer, made.sealed) != (before.path, before.peer, before.sealed):
+                    with contextlib.closing(_folder(made, password, self._allowed_hosts, patience_s=0)) as folder:
+                        stored.check_key(folder, keys)
+                self._rows.put("repository", made.id, made, host=self._host)
+            self._reopened(repository_id)
+        return self.shown(made)
+
+    def _changed(self, before: _Known, asked: BackupRepositoryChange, key: bytes) -> tuple[_Known, str]:
+        """The repository after the change, and the password of its peer."""
+        made, peer = before.model_copy(update={"name": asked.name or before.name}), before.peer
+        if (asked.path if peer is not None else asked.peer) is not None:
+            raise BackupBadRequest(f"the repository {before.name} is of kind {before.kind}, and its kind stays")
+        if peer is None:
+            return made.model_copy(update={"path": asked.path or before.path}), ""
+        password = self._password(before)
+        if asked.peer is None:
+            return made, password
+        new = asked.peer.model_dump(include={"url", "fingerprint_sha256"}, exclude_none=True)
+        if "url" in new:
+            new["url"] = new["url"].rstrip("/")
+        if asked.peer.credentials is not None:
+            new["username"], password = _credentials(asked.peer.credentials)
+        elif new.get("url", peer.url) != peer.url:
+            raise BackupBadRequest(
+                "peer.credentials: are required with another peer.url",
+                hint="what was sealed for one host is not sent to another",
+            )
+        sealed = _sealed(key, before.id, password)
+        return made.model_copy(update={"peer": peer.model_copy(update=new), "sealed": sealed}), password
+
     @contextlib.contextmanager
     def _claimed(self, made: _Known) -> Iterator[None]:
-        """Within the block nobody else adds one of this name or place. BackupConflict, where there is one already."""
+        """Within the block nobody else adds one of this name or place. BackupConflict, where there is another already."""
         claims = {f"name {made.name}", f"place {made.place}"}
         with self._claiming:
-            known = readable(_Known, self._rows.all("repository", host=self._host))
+            known = [one for one in self.known() if one.id != made.id]
             if any(one.name == made.name or one.place == made.place for one in known) or claims & self._adding:
                 raise BackupConflict(f"a repository is named {made.name!r} or lies at {made.place} already")
             self._adding |= claims
@@ -193,12 +236,14 @@ class Repositories:
         return _folder(known, password, self._allowed_hosts, patience_s=patience_s)
 
     def _password(self, known: _Known) -> str:
-        """The password of a peer's account, opened by the key, or by the next key of a change that a crash interrupted."""
-        path, following = self._key_path(known.id), self._next_path(known.id)
-        following_too = [following] if self._has_next(known.id) else []
-        ring = KeyRing([_kept_key(one) for one in (path, *following_too)])
-        what = f"the password of the peer of {known.name}"
+        """The password of a peer's account."""
+        ring, what = KeyRing(self._keys(known.id)), f"the password of the peer of {known.name}"
         return ring.unseal(base64.b64decode(known.sealed or ""), belongs_to=_belongs_to(known.id), what=what).decode()
+
+    def _keys(self, repository_id: UUID) -> list[bytes]:
+        """The key, and the next key of a change that a crash interrupted."""
+        following = [self._next_path(repository_id)] if self._has_next(repository_id) else []
+        return [_kept_key(path) for path in (self._key_path(repository_id), *following)]
 
     def _key(self, repository_id: UUID) -> bytes:
         return _kept_key(self._key_path(repository_id))
@@ -222,14 +267,17 @@ class Repositories:
         with contextlib.closing(self._folder_of(repository_id)) as folder:
             stored.change_key(folder, old, new)
         if known.peer is not None:
-            sealed = Keys(new).seal(self._password(known).encode(), belongs_to=_belongs_to(known.id))
-            known = known.model_copy(update={"sealed": base64.b64encode(sealed).decode()})
+            known = known.model_copy(update={"sealed": _sealed(new, known.id, self._password(known))})
             self._rows.put("repository", known.id, known, host=self._host)
         # The old key stays, for a copy of the repository from before the change.
         with contextlib.suppress(FileExistsError):
             os.link(path, path.with_name(f"{path.name}.before-{Keys(new).check[:16]}"))
         following.replace(path)
         sync_folder(path.parent)
+        self._reopened(repository_id)
+
+    def _reopened(self, repository_id: UUID) -> None:
+        """The next use opens it again. A run that still reads from it may go on."""
         with self._locks[repository_id]:
             opened = self._open.pop(repository_id, None)
         if opened is not None:
@@ -264,10 +312,7 @@ class Repositories:
     def forget(self, repository_id: UUID) -> None:
         """The folder's content and the key stay."""
         self._rows.remove("repository", repository_id, host=self._host)
-        with self._locks[repository_id]:
-            opened = self._open.pop(repository_id, None)
-        if opened is not None:
-            opened.folder.close()  # a run that still reads from it may go on
+        self._reopened(repository_id)
 
     def close(self) -> None:
         """Call it when nothing reads or writes any more."""
@@ -315,15 +360,18 @@ def _made(asked: BackupRepositoryRequest, master: bytes) -> _Known:
     made = _Known(id=uuid4(), name=asked.name, kind=asked.kind, path=asked.path, created_at=now())
     if asked.peer is None:
         return made
-    username, password = _credentials(asked.peer)
-    sealed = Keys(master).seal(password.encode(), belongs_to=_belongs_to(made.id))
+    username, password = _credentials(asked.peer.credentials)
     peer = BackupPeer(url=asked.peer.url.rstrip("/"), fingerprint_sha256=asked.peer.fingerprint_sha256, username=username)
-    return made.model_copy(update={"peer": peer, "sealed": base64.b64encode(sealed).decode()})
+    return made.model_copy(update={"peer": peer, "sealed": _sealed(master, made.id, password)})
 
 
-def _credentials(asked: PeerRequest) -> tuple[str, str]:
+def _sealed(master: bytes, repository_id: UUID, password: str) -> str:
+    return base64.b64encode(Keys(master).seal(password.encode(), belongs_to=_belongs_to(repository_id))).decode()
+
+
+def _credentials(asked: Credentials) -> tuple[str, str]:
     takes = {"username", "password"}
-    found = in_words_of(takes, {name: secret.get_secret_value() for name, secret in asked.credentials.items()})
+    found = in_words_of(takes, {name: secret.get_secret_value() for name, secret in asked.items()})
     if found.keys() != takes:
         raise BackupBadRequest("peer.credentials: has a username and a password, and nothing else")
     return found["username"], found["password"]

@@ -33,6 +33,7 @@ from synvirt.backups.model import (
     BackupJobChange,
     BackupJobRequest,
     BackupRepository,
+    BackupRepositoryChange,
     BackupRepositoryRequest,
     BackupRun,
     CollectRequest,
@@ -219,6 +220,12 @@ class Backups:
         with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
             return self.repositories.change_key(repository_id)
 
+    def change_repository(self, repository_id: UUID, asked: BackupRepositoryChange) -> BackupRepository:
+        """Renames it, or says where it lies now. BackupConflict, while a run reads or writes there."""
+        self.repositories.get(repository_id)
+        with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
+            return self.repositories.change(repository_id, asked)
+
     @contextlib.contextmanager
     def _no_run_of(self, id_: UUID, check: Callable[[], object]) -> Iterator[None]:
         """Within the block no run of that job or repository begins. `check` raises, where one is under way. The block itself is
@@ -234,7 +241,7 @@ class Backups:
     def _refuse_held(self, *ids: UUID | None) -> None:
         if not self._held.isdisjoint(ids):
             raise BackupConflict(
-                "the repository is being forgotten, its key is being changed, or points of the job are being removed",
+                "the repository is being forgotten, or is being changed, or points of the job are being removed",
                 hint="try again when that is done",
             )
 

@@ -9,7 +9,7 @@ place. In memory there is an index (index.py) of the packs' footers; a file of t
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
@@ -75,6 +75,16 @@ def change_key(folder: Folder, old: bytes, new: bytes) -> None:
     if key_change.rivals(folder, old, new):
         key_change.take_back(folder, new)
         raise BackupConflict("another host changes the repository's key at this moment", hint="wait a minute, and try again")
+
+
+def check_key(folder: Folder, keys: Sequence[bytes]) -> None:
+    """RepositoryKeyWrong, where none of these keys opens what lies there. RepositoryUnreachable, RepositoryDamaged."""
+    check = header_of(folder)["key_check"]
+    for key in keys[:-1]:
+        with contextlib.suppress(RepositoryKeyWrong):
+            key_change.masters(folder, check, key)
+            return
+    key_change.masters(folder, check, keys[-1])
 
 
 def header_of(folder: Folder) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rich.console import Console
 from synvirt.backups.model import Status
 from synvirt.cli.backup import commands
 from synvirt.cli.backup import jobs as backup_jobs
+from synvirt.cli.backup import repositories as backup_repositories
 from synvirt.model.values import now
 from synvirt.store.backups import Row
 from tests.cli.conftest import Run
@@ -291,7 +292,7 @@ def test_the_tables_fit_80_columns(run: Run, job: str, monkeypatch: pytest.Monke
     run("backup", "change-job", "nightly", "--schedule", "*/15 8-18 * * mon-fri")
     run("backup", "protect", _point(run))
     for noun, table in (
-        ("repositories", commands._repositories),
+        ("repositories", backup_repositories._repositories),
         ("jobs", backup_jobs._jobs),
         ("runs", commands._runs),
         ("points", commands._points),

@@ -23,6 +23,7 @@ from synvirt.backups.model import (
     BackupJobChange,
     BackupJobRequest,
     BackupRepository,
+    BackupRepositoryChange,
     BackupRepositoryRequest,
     BackupRun,
     Bandwidth,
@@ -173,6 +174,16 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
     def load_repository(repository_id: UUID) -> BackupRepository:
         """Load one repository."""
         return backups.repositories.shown(backups.repositories.get(repository_id))
+
+    @router.patch(
+        "/repositories/{repository_id}", response_model=BackupRepository, openapi_extra=documented(BackupRepositoryChange)
+    )
+    def change_repository(
+        repository_id: UUID, change: Annotated[BackupRepositoryChange, Depends(json_body(BackupRepositoryChange))]
+    ) -> BackupRepository:
+        """Change a repository: rename it, or say where it lies now, which certificate its peer shows, and by which account it
+        is used. What lies there must open with its key. 409 while a run uses it."""
+        return backups.change_repository(repository_id, change)
 
     @router.delete("/repositories/{repository_id}", status_code=204)
     def forget_repository(repository_id: UUID) -> None:

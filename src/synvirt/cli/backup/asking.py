@@ -7,6 +7,7 @@ import typer
 from synvirt.cli.backup.runs import follow
 from synvirt.cli.listing import Listed, id_of, print_page
 from synvirt.cli.options import Options
+from synvirt.cli.program import print_sheet, value_text
 
 REPOSITORIES = Listed("repository", "/backup/repositories", "synvirt backup repositories", "name")
 JOBS = Listed("backup job", "/backup/jobs", "synvirt backup jobs", "name")
@@ -51,3 +52,15 @@ def start_run(options: Options, listed: Listed, one: str, rest: str, *, json: An
     with options.connect() as client:
         path = f"{listed.path}/{id_of(client, listed, one)}/{rest}"
         follow(options, client, client.ask("POST", path, json=json, params=params))
+
+
+def show_thing(options: Options, listed: Listed, one: str) -> None:
+    """Prints one thing, field by field."""
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("GET", f"{listed.path}/{id_of(client, listed, one)}")
+    if options.json:
+        print(answer)
+        return
+    print_sheet((name, value_text(value)) for name, value in json.loads(answer).items())

@@ -6,28 +6,38 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.backup import things as backup_things
 from synvirt.cli.backup.asking import (
     JOBS,
     POINTS,
-    REPOSITORIES,
     RUNS,
     Job,
     Point,
-    Repository,
     Run,
     ask,
     list_things,
+    show_thing,
     start_run,
 )
-from synvirt.cli.backup.jobs import add_job, change_job, jobs, remove_job, retention
+from synvirt.cli.backup.jobs import add_job, change_job, jobs, remove_job, retention, show_job
 from synvirt.cli.backup.mount import mount
 from synvirt.cli.backup.offers import offers, release_point, show_offer
+from synvirt.cli.backup.repositories import (
+    add_repository,
+    change_key,
+    change_repository,
+    collect,
+    forget_repository,
+    recovery_key,
+    repositories,
+    seal_key,
+    show_repository,
+    verify_repository,
+)
 from synvirt.cli.backup.runs import follow
 from synvirt.cli.listing import Cursor, Limit, at, id_of, print_table
 from synvirt.cli.options import Options, size_given, with_options
+from synvirt.cli.pictures import save
 from synvirt.cli.program import shown
-from synvirt.cli.secret import secret
 from synvirt.sizes import sized
 
 app = typer.Typer(no_args_is_help=True, help="Backups of this host's guests: docs/backup.md.")
@@ -44,13 +54,6 @@ class Target(StrEnum):
     IN_PLACE = "in-place"
 
 
-class BoundTo(StrEnum):
-    """What a copy of a key is bound to."""
-
-    HOST = "host"
-    TPM2 = "tpm2"
-
-
 class Format(StrEnum):
     """The format of exported disks."""
 
@@ -60,161 +63,16 @@ class Format(StrEnum):
 
 # ── repositories ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-
-@app.command()
-@with_options
-def repositories(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
-    """List the repositories.
-
-    Example: synvirt backup repositories
-    """
-    list_things(options, REPOSITORIES, _repositories, limit, cursor)
-
-
-@app.command("add-repository")
-@with_options
-def add_repository(
-    options: Options,
-    folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="A folder of the service's host")] = None,
-    *,
-    name: Annotated[str, typer.Option(help="Its name")],
-    nfs: Annotated[bool, typer.Option("--nfs", help="An NFS export must be mounted there")] = False,
-    peer: Annotated[
-        str | None, typer.Option(metavar="URL", help="The address of another SynVirt's backup offer, in place of a folder")
-    ] = None,
-    fingerprint: Annotated[str | None, typer.Option(help="SHA-256 of the peer's certificate")] = None,
-    peer_user: Annotated[
-        str, typer.Option(help="The offer's account; the password: env SYNVIRT_PEER_PASSWORD, or asked for")
-    ] = "",
-    existing: Annotated[
-        bool,
-        typer.Option(
-            "--existing",
-            help="Use an existing repository; its recovery key, or a sealed copy: env SYNVIRT_RECOVERY_KEY, or asked for",
-        ),
-    ] = False,
-) -> None:
-    """Make a repository in an empty folder, or use one again with its recovery key.
-
-    Example: synvirt backup add-repository /srv/backups --name here
-
-    Example: synvirt backup add-repository /mnt/nas/backups --nfs --name nas --existing
-    """
-    import json
-
-    kind = "peer" if peer is not None else "nfs" if nfs else "local"
-    body: dict[str, Any] = {"name": name, "kind": kind}
-    if folder is not None:
-        body["path"] = str(folder)
-    if peer is not None:
-        password = secret("The peer's password", variable="SYNVIRT_PEER_PASSWORD")
-        account = {"username": peer_user, "password": password}
-        body["peer"] = {"url": peer, "fingerprint_sha256": fingerprint or "", "credentials": account}
-    if existing:
-        key = secret("Recovery key", variable="SYNVIRT_RECOVERY_KEY")
-        body["recovery_key"] = key
-        if key.strip().startswith("synvirt-key-1:scrypt:"):
-            body["passphrase"] = secret("Passphrase", variable="SYNVIRT_PASSPHRASE")
-    with options.connect() as client:
-        answer = client.ask("POST", REPOSITORIES.path, json=body)
-        made = json.loads(answer)
-        key = json.loads(client.ask("GET", f"{REPOSITORIES.path}/{made['id']}/recovery-key"))["recovery_key"]
-    print(answer if options.json else f"Repository {made['id']} is ready. Keep its recovery key elsewhere than here:\n{key}")
-
-
-@app.command("recovery-key")
-@with_options
-def recovery_key(options: Options, repository: Repository) -> None:
-    """Print a repository's recovery key: with it and the folder, the backups can be read without this host.
-
-    Example: synvirt backup recovery-key here
-    """
-    import json
-
-    with options.connect() as client:
-        answer = client.ask("GET", f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/recovery-key")
-    print(answer if options.json else json.loads(answer)["recovery_key"])
-
-
-@app.command("change-key")
-@with_options
-def change_key(options: Options, repository: Repository) -> None:
-    """Give a repository a new key, and print its recovery key. What is there opens with the new one too.
-
-    Example: synvirt backup change-key here
-    """
-    import json
-
-    with options.connect() as client:
-        answer = client.ask("POST", f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/change-key")
-    notice = "What is written from now on opens only with this recovery key. Keep it elsewhere than here:"
-    print(answer if options.json else f"{notice}\n{json.loads(answer)['recovery_key']}")
-
-
-@app.command("seal-key")
-@with_options
-def seal_key(
-    options: Options,
-    repository: Repository,
-    bound_to: Annotated[
-        BoundTo | None, typer.Option(help="By systemd-creds: opens only on this host, or only with its TPM")
-    ] = None,
-) -> None:
-    """Print a copy of a repository's key that a passphrase opens: env SYNVIRT_PASSPHRASE, or asked for.
-
-    Example: synvirt backup seal-key here > here.key
-    """
-    import json
-
-    body = (
-        {"bound_to": bound_to.value}
-        if bound_to is not None
-        else {"passphrase": secret("Passphrase", variable="SYNVIRT_PASSPHRASE", confirm=True)}
-    )
-    with options.connect() as client:
-        path = f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/sealed-key"
-        answer = client.ask("POST", path, json=body)
-    print(answer if options.json else json.loads(answer)["sealed_key"])
-
-
-@app.command("verify-repository")
-@with_options
-def verify_repository(options: Options, repository: Repository) -> None:
-    """Read a whole repository, and compare it with its hashes. Exit 1: something in it is damaged.
-
-    Example: synvirt backup verify-repository here
-    """
-    start_run(options, REPOSITORIES, repository, "verify")
-
-
-@app.command("collect")
-@with_options
-def collect(
-    options: Options,
-    repository: Repository,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only count")] = False,
-    bandwidth: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="At most this much is read per second, for example 50MiB")
-    ] = None,
-) -> None:
-    """Remove what no restore point needs, in two steps a day apart; each backup run does so at its end.
-
-    Example: synvirt backup collect here --dry-run
-    """
-    params = {"dry_run": dry_run, "bandwidth_bps": size_given(bandwidth, "--bandwidth")}
-    start_run(options, REPOSITORIES, repository, "collect", params=params)
-
-
-@app.command("forget-repository")
-@with_options
-def forget_repository(options: Options, repository: Repository) -> None:
-    """Forget a repository that no job writes to. Its content stays: add it again with its recovery key.
-
-    Example: synvirt backup forget-repository here
-    """
-    ask(options, "DELETE", REPOSITORIES, repository, outcome="is forgotten; its content stays")
-
-
+app.command()(repositories)
+app.command("add-repository")(add_repository)
+app.command("show-repository")(show_repository)
+app.command("change-repository")(change_repository)
+app.command("recovery-key")(recovery_key)
+app.command("change-key")(change_key)
+app.command("seal-key")(seal_key)
+app.command("verify-repository")(verify_repository)
+app.command("collect")(collect)
+app.command("forget-repository")(forget_repository)
 app.command()(offers)
 app.command("show-offer")(show_offer)
 app.command("release-point")(release_point)
@@ -224,6 +82,7 @@ app.command("release-point")(release_point)
 
 app.command()(jobs)
 app.command("add-job")(add_job)
+app.command("show-job")(show_job)
 app.command("change-job")(change_job)
 app.command("remove-job")(remove_job)
 app.command()(retention)
@@ -408,11 +267,39 @@ def boot_test(options: Options, point: Point) -> None:
 
 
 app.command()(mount)
-app.command("show-job")(backup_things.show_job)
-app.command("show-point")(backup_things.show_point)
-app.command("show-repository")(backup_things.show_repository)
-app.command("remove-run")(backup_things.remove_run)
-app.command("screenshot")(backup_things.screenshot)
+
+
+@app.command("show-point")
+@with_options
+def show_point(options: Options, point: Point) -> None:
+    """Show one restore point.
+
+    Example: synvirt backup show-point 1f3a
+    """
+    show_thing(options, POINTS, point)
+
+
+@app.command("remove-run")
+@with_options
+def remove_run(options: Options, run: Run) -> None:
+    """Remove an ended run from the list. Its restore points stay.
+
+    Example: synvirt backup remove-run 77c0
+    """
+    ask(options, "DELETE", RUNS, run, outcome="is removed")
+
+
+@app.command("screenshot")
+@with_options
+def screenshot(
+    options: Options, point: Point, file: Annotated[Path, typer.Argument(metavar="FILE.png", help="Where it is written")]
+) -> None:
+    """Save the screen of a restore point's last boot test.
+
+    Example: synvirt backup screenshot 1f3a screen.png
+    """
+    with options.connect() as client:
+        save(options, client, f"{POINTS.path}/{id_of(client, POINTS, point)}/screenshot", file)
 
 
 @app.command()
@@ -446,18 +333,6 @@ def remove_point(options: Options, point: Point) -> None:
 
 
 # ── tables: each fits into 80 columns ────────────────────────────────────────────────────────────────────────────────
-
-
-def _repositories(items: list[Any]) -> None:
-    rows = [(one["id"], shown(one["name"]), one["kind"], one["state"], str(one["points_count"]), _room(one)) for one in items]
-    print_table(("ID", "NAME", "KIND", "STATE", "POINTS", "FREE"), rows)
-    for one in items:
-        if one["problem"]:
-            print(shown(f"{one['name']}: {one['problem']}"))
-
-
-def _room(one: dict[str, Any]) -> str:
-    return "" if one["capacity_bytes"] is None else sized(max(0, one["capacity_bytes"] - (one["used_bytes"] or 0)))
 
 
 def _runs(items: list[Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.backup.asking import JOBS, REPOSITORIES, Job, ask, list_things
+from synvirt.cli.backup.asking import JOBS, REPOSITORIES, Job, ask, list_things, show_thing
 from synvirt.cli.listing import Cursor, Limit, at, id_of, print_table
 from synvirt.cli.options import Options, size_given, with_options
 from synvirt.cli.program import shown
@@ -87,6 +87,15 @@ def add_job(
     made = json.loads(answer)
     when = f"It runs next at {at(made['next_run_at'])}" if made["next_run_at"] else "Run it"
     print(answer if options.json else f"Job {made['id']} is made. {when}: synvirt backup run {made['id']}")
+
+
+@with_options
+def show_job(options: Options, job: Job) -> None:
+    """Show one backup job.
+
+    Example: synvirt backup show-job nightly
+    """
+    show_thing(options, JOBS, job)
 
 
 @with_options

@@ -1,17 +1,24 @@
 """{base_url}/backups/repositories: where backups are stored. A recovery key is shown only on request."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from synvirt.api.paging import Cursor, number_of
-from synvirt.backups.model import BackupRepositoryRequest, PeerRequest, SealedKeyRequest
+from synvirt.backups.model import (
+    BackupRepository,
+    BackupRepositoryChange,
+    BackupRepositoryRequest,
+    PeerRequest,
+    SealedKeyRequest,
+)
 from synvirt.backups.service import Backups
-from synvirt.errors import SynvirtError
+from synvirt.errors import BackupConflict, SynvirtError
 from synvirt.web.backups.jobs import ON_A_PAGE
-from synvirt.web.fields import Field, fields, judged, typed, values
+from synvirt.web.fields import Field, fields, judged, mark_of, refuse_overtaken, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
 
@@ -43,6 +50,16 @@ KINDS = (
         [*(replace(one, required=False) for one in fields(PeerRequest, "peer.")), *_ACCOUNT],
     ),
 )
+
+
+def _place_of(known: BackupRepository) -> list[Field]:
+    """The fields for a repository's name and place, with what they are now."""
+    name = replace(_REQUEST["name"], value=known.name)
+    if known.peer is None:
+        return [name, replace(_REQUEST["path"], value=known.path or "", required=True)]
+    username, password = _ACCOUNT
+    place = fields(PeerRequest, "peer.", known.peer.model_dump())
+    return [name, *place, replace(username, value=known.peer.username, required=True), password]
 
 
 class RepositoryPages:
@@ -120,6 +137,41 @@ class RepositoryPages:
             return self._form(form, error)
         return self._pages.see(f"/backups/repositories/{made.id}{'' if 'recovery_key' in asked else '?is_new=true'}")
 
+    def change_form(self, repository_id: UUID) -> Response:
+        """The form that says where a repository lies now. Its password is not shown."""
+        return self._change_form(self._backups.repositories.get(repository_id))
+
+    def _change_form(self, known: BackupRepository, form: Form | None = None, error: SynvirtError | None = None) -> Response:
+        shown = _place_of(known)
+        return self._pages.page(
+            "backups/repository_change.html",
+            status=error.status if error else 200,
+            error=error,
+            repository=known,
+            mark=mark_of(shown),
+            fields=typed(shown, form, error) if form else shown,
+        )
+
+    def change_place(self, repository_id: UUID, form: Sent) -> Response:
+        """Changes a repository; a form with mistakes, or of a repository that was changed since, comes back."""
+        known = self._backups.repositories.get(repository_id)
+        asked = values(_place_of(known), form)
+        if known.peer is not None:
+            account = {name: asked.pop(name) for name in ("username", "password") if name in asked}
+            place: dict[str, Any] = {name: asked.pop(name) for name in ("url", "fingerprint_sha256") if name in asked}
+            # An unchanged address is left out, as a changed one would need the password.
+            if place.get("url") == known.peer.url:
+                del place["url"]
+            if account != {"username": known.peer.username}:
+                place["credentials"] = account
+            asked["peer"] = place
+        try:
+            refuse_overtaken(_place_of(known), form, BackupConflict)
+            self._backups.change_repository(repository_id, judged(BackupRepositoryChange, asked))
+        except SynvirtError as error:
+            return self._change_form(known, form, error)
+        return self._pages.see(f"/backups/repositories/{repository_id}")
+
     def verify_asked(self, repository_id: UUID) -> Response:
         """Asks whether to verify the whole repository."""
         return self._ask(
@@ -182,6 +234,8 @@ def repositories_router(pages: Pages, backups: Backups) -> APIRouter:
             f"GET {here}": made.repository,
             # By POST, so that no history, log or prefetching contains an address that shows it.
             f"POST {here}/key": made.key,
+            f"GET {here}/change": made.change_form,
+            f"POST {here}/change": made.change_place,
             f"GET {here}/change-key": made.change_asked,
             f"POST {here}/change-key": made.change,
             f"POST {here}/sealed-key": made.seal,
