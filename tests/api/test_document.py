@@ -96,8 +96,9 @@ def test_the_service_does_what_the_document_says(running: str, tmp_path: Path) -
 def test_every_operation_with_a_login_declares_it_and_its_problems(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            guarded = path.startswith("/api/v1")
-            assert operation.get("security") == ([{"basic": []}] if guarded else None)
+            guarded = path != "/healthz"
+            ways = ["basic"] if "/peer/" in path else ["basic", "token"]
+            assert operation.get("security") == ([{way: []} for way in ways] if guarded else None)
             uploading = operation["operationId"] == "upload"
             assert ("422" in operation["responses"]) == uploading, "400 for what is malformed, 422 for a wrong digest"
             problems = {status: answer for status, answer in operation["responses"].items() if status >= "400"}

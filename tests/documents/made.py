@@ -160,7 +160,7 @@ def api(document: dict[str, Any]) -> str:
         "",
         MADE.format(source="/openapi.json"),
         "",
-        "HTTP Basic over HTTPS, or the Unix socket `{data_dir}/synvirt.sock` without a password. `/openapi.json` has every field; lists answer",
+        "HTTP Basic or a token (`Authorization: Bearer …`) over HTTPS, or the Unix socket `{data_dir}/synvirt.sock` without a password. `/openapi.json` has every field; lists answer",
         '`{"items": [], "next_cursor": null}` and take `limit` and `cursor`; errors are RFC 9457 problems with an E_ code',
         "([troubleshooting.md](troubleshooting.md)). `/api/v1/waves`, `tokens` and `audit` are served under `/api/v1/migrator`, too.",
         "",

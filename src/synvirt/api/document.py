@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from synvirt.api.callers.gate import OPEN_PATHS
 from synvirt.api.callers.roles import needed_role
 from synvirt.api.problems import MEDIA_TYPE
 from synvirt.api.routes.tokens import TokenRequest
@@ -125,15 +126,19 @@ def described(app: FastAPI, *, api_prefix: str) -> dict[str, Any]:
     schemas.update({name: schema for name, schema in added["$defs"].items() if name not in schemas})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    document["components"]["securitySchemes"] = {"basic": {"type": "http", "scheme": "basic"}}
+    document["components"]["securitySchemes"] = {
+        "basic": {"type": "http", "scheme": "basic"},
+        "token": {"type": "http", "scheme": "bearer", "description": "a secret of POST /tokens"},
+    }
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            guarded = path.startswith(api_prefix)
+            guarded = path not in OPEN_PATHS
             _complete(operation, method, path, guarded=guarded)
             if _takes_tag(operation):
                 operations["get"]["responses"]["200"]["headers"] = ETAG
             if guarded and not path.startswith(f"{api_prefix}{_OF_PEERS}"):
                 beneath = path.removeprefix(api_prefix.removesuffix("/api/v1"))
+                operation["security"].append({"token": []})  # or: any of them is enough
                 operation["x-required-role"] = str(needed_role(method.upper(), beneath))
                 operation["responses"].setdefault("403", _ROLE["403"] | _PROBLEM)
     return document
