@@ -3,7 +3,9 @@
 import ssl
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -50,4 +52,17 @@ def test_the_services_own_is_renewed_before_it_expires(served: Served, monkeypat
         until(lambda: ssl.get_server_certificate(address) == old)
     until(lambda: ssl.get_server_certificate(address) != old)
     assert ssl.get_server_certificate(address) == path.read_text()
-    assert not tls._ends_soon(path)
+    assert not tls._is_due(path)
+
+
+def test_the_services_own_of_a_clock_that_was_ahead_is_made_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not valid yet, so no client that trusts it connects, for years."""
+    address, path, key = served
+    ahead = datetime.now(UTC) + timedelta(days=3000)
+    with monkeypatch.context() as first_start:
+        first_start.setattr(tls, "datetime", SimpleNamespace(now=lambda _: ahead))
+        tls._make(path, key)
+        old = path.read_text()
+    until(lambda: path.read_text() != old)
+    until(lambda: ssl.get_server_certificate(address) == path.read_text())
+    assert not tls._is_due(path)

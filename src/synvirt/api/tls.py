@@ -43,9 +43,9 @@ def certificate(settings: Settings) -> tuple[Path, Path]:
 
 
 def renew(settings: Settings) -> None:
-    """Makes the service's own certificate again once it is in the last month of its validity. One that is not whole is left
-    alone, as somebody may be replacing it. OSError."""
-    if settings.tls_certificate is None and settings.tls_key is None and _ends_soon((made := _own(settings))[0]):
+    """Makes the service's own certificate again once it is in the last month of its validity, or was made by a clock that was
+    ahead. One that is not whole is left alone, as somebody may be replacing it. OSError."""
+    if settings.tls_certificate is None and settings.tls_key is None and _is_due((made := _own(settings))[0]):
         _make(*made)
 
 
@@ -110,17 +110,18 @@ def _still_good(path: Path, key: Path) -> bool:
     if not (path.exists() and key.exists()):
         return False
     try:
-        soon = _ends_soon(path)
+        due = _is_due(path)
         check_pair(path, key)
     except (ValueError, BadRequest):
         return False  # incomplete after a full disk, or not of each other: made again
-    return not soon
+    return not due
 
 
-def _ends_soon(path: Path) -> bool:
-    """ValueError, if the file is no certificate; OSError."""
-    until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    return until <= datetime.now(UTC) + timedelta(days=RENEW_DAYS)
+def _is_due(path: Path) -> bool:
+    """Whether a new one is to be made: this one ends soon, or is not valid yet. ValueError, if the file is no certificate;
+    OSError."""
+    found, now = x509.load_pem_x509_certificate(path.read_bytes()), datetime.now(UTC)
+    return found.not_valid_before_utc > now or found.not_valid_after_utc <= now + timedelta(days=RENEW_DAYS)
 
 
 def _make(path: Path, key_path: Path) -> None:
