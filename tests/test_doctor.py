@@ -225,6 +225,20 @@ def test_a_zfs_whose_module_is_not_loaded_is_missing(tmp_path: Path, monkeypatch
     assert "modules are not loaded" in one.detail
 
 
+@pytest.mark.parametrize(("health", "found"), [("ONLINE", True), ("DEGRADED", True), ("SUSPENDED", False), ("FAULTED", False)])
+def test_a_pool_that_takes_no_writes_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, health: str, *, found: bool
+) -> None:
+    """It has lost its disks, and still lists its datasets and its free space."""
+    program(tmp_path, "zfs", "exit 0")
+    program(tmp_path, "zpool", f"printf '{health}\\t1.82T\\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    one = finding("zfs pool", Settings(data_dir=tmp_path, zfs_pool="tank"))
+    assert one.found is found
+    assert one.detail.startswith(f"tank: {health} free 1.82T")
+    assert ("zpool clear" in one.detail) is not found
+
+
 def test_the_driver_image_is_looked_for_where_the_setting_says(tmp_path: Path) -> None:
     iso = tmp_path / "drivers.iso"
     settings = Settings(data_dir=tmp_path, virtio_win_iso=iso)

@@ -28,6 +28,10 @@ def mounted(settings: Settings) -> str:
     return ", ".join(map(str, points)) or "none is named"
 
 
+# Of zpoolconcepts(7): a suspended or faulted pool lists its datasets as ever, and each write waits for good.
+_TAKES_WRITES = ("ONLINE", "DEGRADED")
+
+
 def _zfs_settings(settings: Settings) -> list[ZfsSetting]:
     own = [ZfsSetting(kind="zfs", pool=settings.zfs_pool, namespace=settings.zfs_namespace)] if settings.zfs_pool else []
     return own + [one for one in settings.destinations.values() if one.kind == "zfs"]
@@ -38,13 +42,16 @@ def zfs_is_set(settings: Settings) -> bool:
 
 
 def zfs_pool(settings: Settings) -> str:
-    """The pools of the settings, with health and free space. Missing."""
+    """The pools of the settings, with health and free space. Missing, also where one has lost its disks."""
     program_path("zfs")
     pools = sorted({one.pool for one in _zfs_settings(settings)})
     if not pools:
         raise Missing("no pool is set")
     health = {pool: first_line(["zpool", "list", "-H", "-o", "health,free", pool]) for pool in pools}
-    return ", ".join(f"{pool}: {' free '.join(fields.split())}" for pool, fields in health.items())
+    found = ", ".join(f"{pool}: {' free '.join(fields.split())}" for pool, fields in health.items())
+    if not all(fields.startswith(_TAKES_WRITES) for fields in health.values()):
+        raise Missing(f"{found}: `zpool status` says what its disks lack, and `zpool clear` lets it go on")
+    return found
 
 
 def zfs_rights(settings: Settings) -> str:
