@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,6 +33,7 @@ from synvirt.store.wave_hooks import SealedHook
 from synvirt.store.waves import NewWave
 from tests.house import live_plan
 from tests.jobs.migrations import migration
+from tests.needs import need
 
 ROOT = Path(__file__).parent.parent
 # Specification part 1, "Host requirements on the installed appliance".
@@ -469,3 +472,24 @@ def test_authorities_that_cannot_be_used_are_said(tmp_path: Path) -> None:
     assert not finding("remote_ca_file", Settings(data_dir=tmp_path)).needed
     found = finding("remote_ca_file", Settings(data_dir=tmp_path, remote_ca_file=tmp_path / "none.pem"))
     assert (found.found, found.needed, "none.pem cannot be used" in found.detail) == (False, True, True)
+
+
+def test_a_host_that_gives_rehearsals_no_network_is_said(tmp_path: Path) -> None:
+    """Before, a device that opens was enough, and rehearsals had no network all the same."""
+    script = """
+import sys
+from pathlib import Path
+from synvirt.doctor.guests import rehearsed_network
+from synvirt.settings import Settings
+try:
+    print(rehearsed_network(Settings(data_dir=Path(sys.argv[1]))))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    python = [sys.executable, "-P", "-c", script, str(tmp_path)]
+    # A limit of this namespace alone, as an operator sets it for the host.
+    limited = ["sh", "-c", 'echo 0 >/proc/sys/user/max_net_namespaces && exec "$@"', "sh", *python]
+    namespace = [need("unshare", "util-linux"), "--user", "--map-root-user"]
+    said = subprocess.run([*namespace, *limited], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.startswith("Missing this host gives a rehearsed guest no network"), said
+    assert "user.max_net_namespaces" in said

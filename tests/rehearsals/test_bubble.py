@@ -462,3 +462,21 @@ def test_a_host_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HostLacks):
         Bubble(CARDS)
     assert time.monotonic() - began < network.BEGIN_TIMEOUT_S
+
+
+def test_a_host_without_a_free_port_says_why() -> None:
+    """In a network of its own, which has two."""
+    need_root("a network namespace")
+    script = """
+from synvirt.errors import HostLacks
+from synvirt.model.machine import Nic
+from synvirt.rehearsals.network import Bubble
+try:
+    Bubble([Nic(key=str(number), network="lan") for number in range(5)])
+except HostLacks as error:
+    print(error.detail)
+"""
+    has_two = 'ip link set lo up && echo 40000 40001 >/proc/sys/net/ipv4/ip_local_port_range && exec "$@"'
+    argv = [need("unshare", "util-linux"), "--net", "sh", "-c", has_two, "sh", sys.executable, "-P", "-c", script]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said == "this host gives a rehearsed guest no network: Address already in use\n"

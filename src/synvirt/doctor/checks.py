@@ -9,8 +9,8 @@ from synvirt.doctor.guests import (
     kvm,
     libvirt_version,
     network,
+    rehearsed_network,
     rhsrvany,
-    tun_device,
     uefi,
     virtio_win,
 )
@@ -108,8 +108,8 @@ CHECKS = (
     Check(
         "tun",
         "a network for rehearsed guests",
-        "modprobe tun; the service's user must be able to open /dev/net/tun",
-        tun_device,
+        "modprobe tun; sysctl user.max_user_namespaces and user.max_net_namespaces above 0; docs/rehearsals.md",
+        rehearsed_network,
     ),
     Check("qemu-img", "disk images of every sort", "apt-get install qemu-utils", program("qemu-img", "--version"), always),
     Check("qemu-nbd", "images our own readers refuse", "apt-get install qemu-utils", program("qemu-nbd", "--version"), always),

@@ -17,6 +17,7 @@ QEMU's framing (net/socket.c): before each frame its length, 4 bytes, big-endian
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -404,7 +405,10 @@ def main(argv: list[str]) -> int:
     with Path(f"/proc/{os.getppid()}/net/tcp").open() as net:
         # Without root, it can have one with all rights in a user namespace, if the host allows that.
         if libc.unshare(CLONE_NEWNET) != 0 and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
-            sys.stderr.write(f"no network namespace: {os.strerror(ctypes.get_errno())}\n")
+            number = ctypes.get_errno()
+            # unshare(2); its own words speak of a disk.
+            why = "user.max_user_namespaces or user.max_net_namespaces" if number == errno.ENOSPC else os.strerror(number)
+            sys.stderr.write(f"no network namespace: {why}\n")
             return NOT_POSSIBLE
         try:
             tap = Tap()

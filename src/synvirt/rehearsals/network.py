@@ -33,6 +33,7 @@ MESSAGE_BYTES = 16 << 10
 # The users that QEMU may run as: they may connect cards.
 QEMU_USERS = ("libvirt-qemu", "qemu")
 ENVIRONMENT = ("PATH", "PYTHONPATH")
+_NONE = "this host gives a rehearsed guest no network"
 
 
 class Bubble:
@@ -40,24 +41,13 @@ class Bubble:
     `ports`: of 127.0.0.1, one for each card, in order."""
 
     def __init__(self, cards: Sequence[Nic]) -> None:
-        listeners = [_listening() for _ in cards]
-        self.ports = tuple(one.getsockname()[1] for one in listeners)
         self._questions = 0
         # Each guest has its own thread that asks; any thread may receive another's answer.
         self._asking = threading.Lock()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        passed = [theirs.fileno(), *(one.fileno() for one in listeners)]
-        argv = [sys.executable, "-P", "-m", "synvirt.rehearsals.bubble", str(passed[0]), _uids()]
-        argv += [json.dumps(_addresses_of(cards)), *map(str, passed[1:])]
-        environment = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
         try:
-            self._child = subprocess.Popen(
-                argv, pass_fds=passed, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, start_new_session=True
-            )
-        finally:
-            theirs.close()
-            for one in listeners:
-                one.close()
+            self._begin(cards)
+        except OSError as error:  # of a port, a descriptor or a process
+            raise HostLacks(f"{_NONE}: {error.strerror}") from error
         self._control.settimeout(BEGIN_TIMEOUT_S)
         with contextlib.suppress(OSError):
             if self._control.recv(MESSAGE_BYTES):
@@ -68,7 +58,25 @@ class Bubble:
         with self._child.stderr as stderr:
             words = stderr.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
         self._child.wait()
-        raise HostLacks(f"this host gives a rehearsed guest no network: {words[-1] if words else 'it did not begin in time'}")
+        raise HostLacks(f"{_NONE}: {words[-1] if words else 'it did not begin in time'}")
+
+    def _begin(self, cards: Sequence[Nic]) -> None:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
+            listeners = [theirs.enter_context(socket.socket()) for _ in cards]
+            for one in listeners:
+                one.bind(("127.0.0.1", 0))
+                one.listen(4)
+            self.ports = tuple(one.getsockname()[1] for one in listeners)
+            self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            failing.enter_context(self._control)
+            passed = [theirs.enter_context(control).fileno(), *(one.fileno() for one in listeners)]
+            argv = [sys.executable, "-P", "-m", "synvirt.rehearsals.bubble", str(passed[0]), _uids()]
+            argv += [json.dumps(_addresses_of(cards)), *map(str, passed[1:])]
+            environment = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+            self._child = subprocess.Popen(
+                argv, pass_fds=passed, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, start_new_session=True
+            )
+            failing.pop_all()
 
     @property
     def ended(self) -> bool:
@@ -169,13 +177,6 @@ def _addresses_of(cards: Sequence[Nic]) -> list[dict[str, object]]:
                 addresses.append(str(ipaddress.IPv4Address(text.partition("/")[0])))
         found.append({"mac": mac if len(mac) == 12 else "", "addresses": addresses})
     return found
-
-
-def _listening() -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(4)
-    return listener
 
 
 def _uids() -> str:
