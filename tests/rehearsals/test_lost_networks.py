@@ -1,5 +1,7 @@
 """A rehearsed guest whose network ends under it, as its process was killed or broke: that says nothing of the guest."""
 
+import errno
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import HostLacks
+from synvirt.jobs.shortage import HINT
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import PortCheck, RehearsalState, RehearsedJob, TogetherRequest
 from synvirt.rehearsals import engine
@@ -95,3 +98,21 @@ def test_those_that_end_again_and_again_are_said_to(stage: Stage, monkeypatch: p
     assert [(one.name, one.ok) for one in found.checks] == [("boot", True), ("network", True)]
     assert stage.leftovers(stage.house.store.get(job.id)) == []
     stage.cancel(job.id)
+
+
+def test_what_the_host_has_no_more_of_is_said(tmp_path: Path) -> None:
+    """Before, it was «OSError in Booting», and nobody knew of what."""
+
+    def refused(cards: Sequence[Nic]) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    stage = Stage(tmp_path / "house", Writing(), begin_network=refused)
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    found = stage.rehearse(job.id)
+    assert found.error is not None
+    assert found.error.message == "Too many open files in Booting"
+    assert found.error.hint == HINT
+    stage.cancel(job.id)
+    stage.close()

@@ -43,3 +43,10 @@ def shortage_of(error: BaseException) -> str | None:
             return None
         found = found.__cause__
     return None
+
+
+def unforeseen(error: Exception, where: str) -> Internal:
+    """What a job shows of an error that is not ours. The log has all of it. `where`: the job's state."""
+    why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    why, hint = lack_of(error) or (why, "the service's log has the cause")
+    return Internal(f"{why} in {where}", hint=hint)

@@ -15,7 +15,7 @@ import structlog
 
 from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.jobs.ledger import Order, Sweep
-from synvirt.jobs.shortage import lack_of
+from synvirt.jobs.shortage import unforeseen
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import instant, source_vm
 from synvirt.migrations.cloning import wait_until_gone
@@ -69,9 +69,7 @@ async def _advance(rooms: Rooms, migration: Migration, stop: Stop) -> State:
             await _fail(job, error)
         except Exception as error:
             log.exception("a step failed in a way that it should not", job=str(job.id), state=state)
-            why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-            why, hint = lack_of(error) or (why, "the service's log has the cause")
-            await _fail(job, Internal(f"{why} in {state}", hint=hint))
+            await _fail(job, unforeseen(error, state))
     return await _end(job)
 
 

@@ -10,9 +10,10 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import Cancelled, Internal, NotFound, PersistFailed, SynvirtError
+from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
 from synvirt.guests.inside.looking import facts_of
 from synvirt.jobs.runner import Runner, in_a_thread
+from synvirt.jobs.shortage import unforeseen
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import RehearsalState
@@ -165,7 +166,7 @@ class Rehearsals:
             changes = failed(under_way, error)
         except Exception as error:
             log.exception("a step of a rehearsal failed in a way that it should not", state=str(state))
-            changes = failed(under_way, Internal(f"{type(error).__name__} in {state}", hint="the service's log has the cause"))
+            changes = failed(under_way, unforeseen(error, state))
         under_way.away_since = None
         if (shown := under_way.rehearsal.error) is not None and not shown.fatal:
             changes = {"error": None, **changes}
