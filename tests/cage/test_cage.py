@@ -154,6 +154,17 @@ def test_every_layer_that_the_host_has_takes_hold() -> None:
     assert set(layers()) == set(CAGE_LAYERS), "the doctor explains each"
 
 
+def test_a_kernel_without_filters_lacks_only_that_layer() -> None:
+    """It knows no such mode (prctl(2): EINVAL). Before, every reader failed there, and the doctor said that all holds."""
+    script = """
+from synvirt.cage import Cage, enter, layers, seccomp
+seccomp._MODE_FILTER = 99
+print(layers()["seccomp"], "seccomp" in enter(Cage()))
+"""
+    ran = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "False False\n"
+
+
 def test_the_service_says_at_its_start_which_layers_there_are_and_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synvirt.cage.layers", lambda: {"seccomp": True, "landlock": False})
     with capture_logs() as lines:
