@@ -121,8 +121,6 @@ SAID = [
     ("Permission denied the ZFS utilities must be run as root.", "permission"),
     ("cannot destroy 'tank/x': volume has children\nuse '-r' to destroy the following datasets:\ntank/x@busy", "in use"),
     ("cannot destroy 'tank/x@s': snapshot has dependent clones", "in use"),
-    ("cannot open 'tank/x': pool I/O is currently suspended", "suspended"),
-    ("The ZFS modules are not loaded.\nTry running '/sbin/modprobe zfs' as root to load them.", "no module"),
     ("cannot rollback to 'tank/x@s': more recent snapshots or bookmarks exist\nuse '-r' to force deletion", "newer"),
     ("cannot create 'tank/x': something new", "other"),
     ("", "other"),
@@ -142,6 +140,23 @@ def test_every_refusal_has_a_reason_and_the_words_of_zfs(tmp_path: Path, stderr:
     assert (caught.value.hint is None) == (reason in ("other", "missing", "exists"))
 
 
+AWAY = (
+    "cannot open 'tank/x': pool I/O is currently suspended",
+    "The ZFS modules are not loaded.\nTry running '/sbin/modprobe zfs' as root to load them.",
+)
+
+
+@pytest.mark.parametrize("stderr", AWAY)
+def test_a_pool_that_comes_back_with_all_that_is_in_it_is_away(tmp_path: Path, stderr: str) -> None:
+    program = tmp_path / "zfs"
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{stderr}\nEND\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(DestinationAway) as caught:
+        Zfs(str(program))("create", "tank/x")
+    assert stderr.partition("\n")[0] in caught.value.detail
+    assert caught.value.hint
+
+
 def test_a_zfs_that_something_else_ended_is_named(tmp_path: Path) -> None:
     program = tmp_path / "zfs"
     program.write_text("#!/bin/sh\nkill -9 $$\n")
@@ -156,13 +171,13 @@ def test_a_pool_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: py
     program = tmp_path / "zfs"
     program.write_text("#!/bin/sh\nsleep 60\n")
     program.chmod(0o755)
-    with pytest.raises(ZfsRefused, match="did not answer") as caught:
+    with pytest.raises(DestinationAway, match="did not answer") as caught:
         Zfs(str(program))("list")
     assert caught.value.hint
 
 
-def test_every_reason_but_two_has_its_test() -> None:
-    assert {reason for _, reason, _ in REFUSALS} - {reason for _, reason in SAID} == {"missing", "busy"}
+def test_every_reason_but_three_has_its_test() -> None:
+    assert {reason for _, reason, _ in REFUSALS} - {reason for _, reason in SAID} == {"missing", "busy", "away"}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ FIRST: dict[str, str] = {
     "E_MIG_SNAPSHOT_FAILED": "Another tool may be backing up the VM: a warm job waits for that, and says so. Or the source's datastore has no room, or the VM has too many snapshots. `synvirt sources test NAME --deep` tries one.",
     "E_MIG_DISK_READ_FAILED": "A damaged image, or a parent of it that is missing: `synvirt disk info IMAGE`.",
     "E_MIG_DISK_WRITE_FAILED": (
-        "Usually there is no room: `synvirt destinations`. Then `synvirt migrations retry ID`. Where a zfs pool is not imported, or a "
+        "Usually there is no room: `synvirt destinations`. Then `synvirt migrations retry ID`. Where a zfs pool is not imported or suspended, or a "
         "`mount_point` not mounted, a job that goes on waits: half an hour while its guest is off, else a day. "
         "A restore to a new domain waits for a day."
     ),

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+SUSPENDED = "suspended"  # a file in the folder, while it is there
 BUSY_TURNS = "busy"  # a file in the folder: this many more calls of destroy are refused, as the dataset is busy
 
 
@@ -55,6 +56,14 @@ class FakeZfs:
 
     def bring_back(self) -> None:
         (self.folder / "exported.json").rename(self.folder / "state.json")
+
+    def suspend(self) -> None:
+        """The pools have lost their disks: each command is refused until `clear`."""
+        (self.folder / SUSPENDED).touch()
+
+    def clear(self) -> None:
+        """`zpool clear` of all pools."""
+        (self.folder / SUSPENDED).unlink()
 
     def close(self) -> None:
         """Let the loop devices of all volumes go."""
@@ -216,6 +225,8 @@ def locked_state(folder: Path) -> Iterator[dict[str, Any]]:
 
 def answered(folder: Path, command: str, arguments: list[str]) -> str:
     """What it prints. Refused."""
+    if (folder / SUSPENDED).exists():
+        raise Refused(f"cannot open '{arguments[-1]}': pool I/O is currently suspended")
     with locked_state(folder) as state:
         output = COMMANDS[command](folder, state, arguments)
     return "" if output is None else f"{output}\n"

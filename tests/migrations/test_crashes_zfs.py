@@ -11,11 +11,15 @@ import pytest
 
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
+from synvirt.migrations import patience
+from synvirt.model.kinds import State
 from tests.contracts.destinations import SIZE, write
-from tests.fakes.zfs import FakeZfs
+from tests.fakes.workers import in_process
+from tests.fakes.zfs import SUSPENDED, FakeZfs
 from tests.fakes.zfs_here import answered_here
-from tests.house import Crash
+from tests.house import VM, Crash, House, live_plan
 from tests.needs import need, need_root
+from tests.patience import quick_tries
 
 CONTENT = random.Random(21).randbytes(300_000) + bytes(200_000) + random.Random(22).randbytes(777)
 # More than any job here commits, or any sequence here commands.
@@ -83,3 +87,33 @@ def _make(destination: ZfsDestination, name: str) -> None:
 
 def _destroy(destination: ZfsDestination, name: str) -> None:
     destination.destroy(name)
+
+
+def test_a_job_goes_on_when_its_suspended_pool_does(
+    tmp_path: Path, fakes: Callable[[], FakeZfs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disks were away for a moment. Before, the job failed at once, and a copy of days with it."""
+    quick_tries(monkeypatch)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    fake = fakes()
+    house = House(tmp_path / "house", destination=over(fake), workers=in_process)
+    house.platform.add_vm(VM, {"disk-0": CONTENT})
+    job = house.intake.submit(live_plan(mode="Cold"))
+    shown: list[str] = []
+
+    def committed() -> None:
+        house.store.on_commit = lambda: None
+        found = house.store.get(job.id)
+        if not shown and found.state is State.COPYING_FULL and not (fake.folder / SUSPENDED).exists():
+            fake.suspend()
+        elif found.last_error is not None and (fake.folder / SUSPENDED).exists():
+            shown.append(found.last_error.message)
+            fake.clear()
+        house.store.on_commit = committed
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert ended.last_error is None
+    assert "pool I/O is currently suspended. It is tried again" in shown[0]
+    house.close()

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from synvirt.destinations import DestinationAway
 from synvirt.errors import DiskWriteFailed
 from synvirt.programs import ENDED_HINT, ProgramFailed, run
 
-Reason = Literal[
-    "missing", "no pool", "exists", "no space", "busy", "permission", "in use", "newer", "suspended", "no module", "other"
-]
+Reason = Literal["missing", "no pool", "exists", "no space", "busy", "permission", "in use", "newer", "away", "other"]
 
 # A pool under heavy load answers in seconds. A pool that does not answer in two minutes has lost its disks.
 TIMEOUT_S = 120
@@ -33,9 +32,9 @@ REFUSALS: tuple[tuple[str, Reason, str | None], ...] = (
     ("has children", "in use", "it has snapshots or volumes that SynVirt did not make: `zfs list -rt all` shows them"),
     ("dependent clones", "in use", "somebody cloned it: `zfs promote` the clone, or destroy it"),
     ("more recent snapshots", "newer", "`zfs rollback -r` destroys those, too"),
-    ("currently suspended", "suspended", "the pool has lost its disks: `zpool status`, then `zpool clear`"),
-    ("modules are not loaded", "no module", "`modprobe zfs`; `synvirt doctor` says which package has it"),
-    ("/dev/zfs", "no module", "`modprobe zfs`; `synvirt doctor` says which package has it"),
+    ("currently suspended", "away", "the pool has lost its disks: `zpool status`, then `zpool clear`"),
+    ("modules are not loaded", "away", "`modprobe zfs`; `synvirt doctor` says which package has it"),
+    ("/dev/zfs", "away", "`modprobe zfs`; `synvirt doctor` says which package has it"),
 )
 
 
@@ -54,12 +53,15 @@ class Zfs:
         self.program, self._sleep = program, sleep
 
     def __call__(self, *arguments: str) -> str:
-        """Its standard output. ZfsRefused; where a dataset is busy, it is first tried again for a while."""
+        """Its standard output. DestinationAway, where its pool is suspended or does not answer, or zfs is not loaded: all that
+        is in it comes back. Else ZfsRefused; where a dataset is busy, it is first tried again for a while."""
         for pause in (*BUSY_PAUSES_S, None):
             try:
                 return run([self.program, *arguments], timeout_s=TIMEOUT_S, missing=DiskWriteFailed).stdout
             except ProgramFailed as failed:
                 refused = _refused(failed)
+                if refused.reason == "away":
+                    raise DestinationAway(refused.detail, hint=refused.hint) from failed
                 if refused.reason != "busy" or pause is None:
                     raise refused from failed
                 self._sleep(pause)
@@ -81,7 +83,7 @@ def _refused(failed: ProgramFailed) -> ZfsRefused:
     # The first line is the error; advice to use -r and the whole usage follow.
     message = next(iter(failed.stderr.splitlines()), "")
     if failed.returncode is None:
-        return ZfsRefused(f"zfs did not answer in {TIMEOUT_S} s", "suspended", "`zpool status` shows the state of the pool")
+        return ZfsRefused(f"zfs did not answer in {TIMEOUT_S} s", "away", "`zpool status` shows the state of the pool")
     if failed.from_outside:
         return ZfsRefused(f"zfs {failed.cut_off}", "other", ENDED_HINT)
     for words, reason, hint in REFUSALS:
