@@ -116,6 +116,20 @@ def test_a_full_pool_is_no_space_left(tmp_path: Path) -> None:
         assert volumes(destination) == []
 
 
+def test_a_quota_that_is_used_up_is_named() -> None:
+    """Linux has no error of a device for it, so the volume's says «Input/output error», as a broken disk's."""
+    dataset = f"{POOL}/limited-{uuid4().hex[:8]}"
+    zfs("create", "-o", "canmount=off", "-o", "quota=24M", dataset)
+    destination = ZfsDestination(POOL, dataset.removeprefix(f"{POOL}/"))
+    name = destination.volume_name(uuid4(), "disk")
+    destination.create(name, 64 * MIB)
+    with pytest.raises(DiskWriteFailed, match="Input/output error") as caught:
+        write_until_full(destination, name, 64 * MIB)
+    assert "quota" in (caught.value.hint or "")
+    destination.destroy(name)
+    assert volumes(destination) == []
+
+
 def write_until_full(destination: ZfsDestination, name: str, size: int) -> None:
     writer = open_writer(destination.open(name, size))
     try:

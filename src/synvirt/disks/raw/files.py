@@ -41,7 +41,8 @@ HINTS = {
     errno.ENOSPC: "free space at the destination; if the job has failed, start it again then",
     errno.EDQUOT: "raise the quota at the destination; if the job has failed, start it again then",
     errno.EFBIG: "no file may be as large there: by its file system (FAT has 4 GiB), or by this process's limit (ulimit -f)",
-    errno.EIO: "the device reports an error: look at the kernel's log, and at the health of the disk",
+    # Linux has no error of a device for EDQUOT: a zfs volume reports it so (include/os/linux/kernel/linux/blkdev_compat.h).
+    errno.EIO: "the device reports an error: see the kernel's log, and its health; so does a zfs volume whose quota is used up",
     errno.EACCES: "the service's user needs permission for it",
     errno.EPERM: "the service's user needs permission for it",
     errno.EBUSY: "it is mounted or in use by another program",
