@@ -16,6 +16,9 @@ from rich.console import Console
 
 import synvirt
 from synvirt.cli import listing
+from synvirt.doctor import Missing
+from synvirt.doctor.service import temporary_files
+from synvirt.settings import Settings
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
 
@@ -243,3 +246,15 @@ def test_a_command_whose_streams_are_closed_does_its_work(tmp_path: Path, closed
 
 def alone(folder: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "SYNVIRT_DATA_DIR": str(folder / "data")}
+
+
+def test_a_host_without_room_for_temporary_files_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk that has /tmp and /var/tmp. Before, it was unexpected, to be reported, and a service did not start by it."""
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/nonexistent/tmp"])
+    done = run("serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    assert done.exit_code == 1
+    assert "E_MIG_DISK_WRITE_FAILED: a temporary file cannot be written" in done.stderr
+    assert "/nonexistent/tmp" in done.stderr
+    with pytest.raises(Missing, match="a temporary file cannot be made"):
+        temporary_files(Settings(data_dir=tmp_path))

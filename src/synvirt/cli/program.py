@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from synvirt.errors import BadRequest, DiskWriteFailed, Internal, SynvirtError
 from synvirt.texts import printable
 
+# What Python says where no folder for temporary files takes one (tempfile.gettempdir): its disk is full.
+_NO_TEMPORARY = "No usable temporary directory"
 # What a disk says that takes nothing more, whichever file a command writes there.
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 # What it says of a path that a person named wrongly: too long, of a file where a folder must be, closed to this user.
@@ -40,9 +42,13 @@ def failed(error: Exception, *, as_json: bool = False, of_backups: bool = False)
 
 def _ours(error: Exception) -> SynvirtError:
     """A foreign error, named by its cause."""
-    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+    if isinstance(error, OSError) and (error.errno in _DISK_FULL or _NO_TEMPORARY in str(error)):
         place = error.filename or (
-            "the standard output" if drop_what_was_refused() else "the standard output, or a file of this command,"
+            "a temporary file"
+            if _NO_TEMPORARY in str(error)
+            else "the standard output"
+            if drop_what_was_refused()
+            else "the standard output, or a file of this command,"
         )
         what = f"{place} cannot be written: {error.strerror}"
         return DiskWriteFailed(what, hint="free some space there, or name another folder")

@@ -14,7 +14,17 @@ from synvirt.doctor.guests import (
     uefi,
     virtio_win,
 )
-from synvirt.doctor.service import authorities, cage_layer, credentials, data_dir, import_root, sealing_key, store, users_file
+from synvirt.doctor.service import (
+    authorities,
+    cage_layer,
+    credentials,
+    data_dir,
+    import_root,
+    sealing_key,
+    store,
+    temporary_files,
+    users_file,
+)
 from synvirt.doctor.sources import hyperv_tool, libnbd_version, libnfs, libsmbclient, libyal, nbdkit_vddk, pyvmomi_version
 from synvirt.doctor.volumes import (
     librbd,
@@ -51,6 +61,13 @@ CHECKS = (
         "all that the service keeps",
         "make it, give it to the service's user, and keep space free there",
         data_dir,
+        always,
+    ),
+    Check(
+        "temporary files",
+        "all programs that the service starts",
+        "free space in /tmp, or set TMPDIR for the service: systemctl edit synvirt",
+        temporary_files,
         always,
     ),
     Check("import root", "where files to import lie", "chown it to the service's user; chmod 0750", import_root, always),

@@ -51,6 +51,16 @@ def data_dir(settings: Settings) -> str:
     return f"{folder}: {sized(free)} free"
 
 
+def temporary_files(_: Settings) -> str:
+    """The folder for temporary files. Missing where none can be written, or it is full."""
+    try:
+        with tempfile.TemporaryFile(buffering=0) as file:
+            file.write(b"x")
+    except OSError as error:
+        raise Missing(f"a temporary file cannot be made: {error.strerror}") from error
+    return tempfile.gettempdir()
+
+
 def import_root(settings: Settings) -> str:
     return _ours(settings.imports_dir, IMPORT_ROOT_MODE)
 
