@@ -1,9 +1,11 @@
 """Receipts as a forger or a full disk may leave them: named, and nothing breaks."""
 
 import errno
+import io
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.errors import MalformedArchive
 from synvirt.proof.bag import write_bag
 from synvirt.proof.signing import HostKey
 from synvirt.proof.unpacking import unpack
@@ -72,3 +75,17 @@ def test_what_is_unpacked_to_a_full_disk_leaves_nothing(tar: Path, tmp_path: Pat
         assert list(to.iterdir()) == []
         file.seek(0)
         assert checked(unpack(file, to, ROOT)).problems == ()
+
+
+@pytest.mark.parametrize(("key", "value"), [("GNU.sparse.map", "a,b"), ("GNU.sparse.size", "1e999"), ("size", "9" * 400)])
+def test_a_tar_with_a_number_that_is_none_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    """Python's own reader raises a ValueError, or an OverflowError, of what the headers say."""
+    odd = io.BytesIO()
+    with tarfile.open(fileobj=odd, mode="w", format=tarfile.PAX_FORMAT) as writing:
+        member = tarfile.TarInfo(f"{ROOT}/bagit.txt")
+        member.pax_headers = {key: value}
+        writing.addfile(member)
+    odd.seek(0)
+    with pytest.raises(MalformedArchive):
+        unpack(odd, tmp_path / "to", ROOT)
+    assert list((tmp_path / "to").iterdir()) == []

@@ -26,7 +26,7 @@ def unpack(tar: BinaryIO, to: Path, root: str) -> Path:
                     shutil.copyfileobj(content, file)
     except BaseException as error:  # a part of a receipt would be in the way of the next try
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, tarfile.TarError):
+        if isinstance(error, tarfile.TarError | ValueError | ArithmeticError):  # also of numbers in its headers
             raise MalformedArchive(f"the receipt is not a tar: {error}") from error
         raise
     return folder
