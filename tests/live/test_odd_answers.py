@@ -20,6 +20,9 @@ from synvirt.live.nutanix.ways import Way
 from synvirt.live.odd import OddAnswer
 from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.proxmox.seen import Seen, Volume
+from synvirt.live.vsphere.form import VimOptions
+from synvirt.live.vsphere.inventory import Inventory
+from synvirt.live.vsphere.session import Row
 from synvirt.sizes import GIB, MIB
 from tests.live.libvirt.test_libvirt_remote_manifest import DOMAIN
 from tests.live.odd import at_most_ours, variants
@@ -97,6 +100,35 @@ def _of_libvirt(found: Any) -> None:
     LibvirtRemote._list_vms(adapter)
 
 
+VSPHERE: dict[str, Any] = {
+    "vm": {
+        "name": "web",
+        "parent": SimpleNamespace(_moId="group-v4"),
+        "runtime.powerState": "poweredOn",
+        "runtime.host": SimpleNamespace(_moId="host-9"),
+        "summary.config.template": False,
+        "summary.config.numCpu": 2,
+        "summary.config.memorySizeMB": 2048,
+        "summary.config.guestFullName": "Debian GNU/Linux 12",
+        "summary.storage.committed": GIB,
+        "summary.storage.uncommitted": MIB,
+    },
+    "folder": {"name": "vms", "parent": SimpleNamespace(_moId="group-d1")},
+    "host": {"name": "esxi1"},
+}
+
+
+def _listed_by_vsphere(found: Any) -> None:
+    def all_of(types: list[Any], _paths: Any, *, what: str) -> list[Row]:
+        assert what
+        kind = {"VirtualMachine": "vm", "Folder": "folder", "HostSystem": "host"}[types[0].__name__.rpartition(".")[2]]
+        return [Row({"vm": "vm-7", "folder": "group-v4", "host": "host-9"}[kind], found[kind])]
+
+    content = SimpleNamespace(rootFolder=SimpleNamespace(_moId="group-d1"))
+    session: Any = SimpleNamespace(host="vc1", all_of=all_of, content=content)
+    Inventory(session, VimOptions()).vms()
+
+
 def _parts(right: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """As the client takes them: each part is a mapping, or a list of them."""
     for name, part in right.items():
@@ -120,6 +152,7 @@ def _each(right: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         pytest.param(PRISM["v3 vm"], variants, _of_element, id="prism v3"),
         pytest.param(PVE, _parts, _of_proxmox, id="proxmox"),
         pytest.param(LIBVIRT, _each, _of_libvirt, id="libvirt"),
+        pytest.param(VSPHERE, _parts, _listed_by_vsphere, id="vsphere's list"),
     ],
 )
 def test_a_vm_of_another_form_is_read_or_refused(right: Any, odd: Any, use: Any) -> None:

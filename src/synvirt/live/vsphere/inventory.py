@@ -35,6 +35,10 @@ class Inventory:
 
     def vms(self) -> list[VmRow]:
         """All VMs; templates are left out."""
+        with reading(self._session.host, "for its VMs"):
+            return self._vms()
+
+    def _vms(self) -> list[VmRow]:
         vim = library().vim
         found = self._session.all_of([vim.VirtualMachine], LISTED, what="list its VMs")
         folders, hosts = self._folders(), self._host_names()
