@@ -28,6 +28,7 @@ import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -158,6 +159,14 @@ def permitted() -> tuple[str, ...]:
 def sources() -> Guard:
     """The guard for source platforms and all hosts that they name, for peers and for the time stamp authority."""
     return Guard(_Permitted.hosts, "source_allowed_hosts")
+
+
+def hint_of_refused(reason: str, otherwise: str) -> str:
+    """What to do about a certificate that was refused, by OpenSSL's reason. One that is not valid yet, or no more, is often
+    right where the clock of this host is not: to pin it would only hide that."""
+    if "not yet valid" not in reason and "expired" not in reason:
+        return otherwise
+    return f"this host's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; if that is right, the certificate is to be renewed"
 
 
 def _dialled(addresses: Sequence[str], port: int, timeout_s: float) -> socket.socket:

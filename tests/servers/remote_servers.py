@@ -81,8 +81,9 @@ class Certificates:
     fingerprint: str
 
 
-def certificates(folder: Path) -> Certificates:
-    now = datetime.now(UTC)
+def certificates(folder: Path, ahead: timedelta = timedelta()) -> Certificates:
+    """Made by a clock that is so much ahead."""
+    now = datetime.now(UTC) + ahead
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of a test")])
 

@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Final
 from urllib.parse import quote, urljoin
 
-from synvirt import __version__
+from synvirt import __version__, outgoing
 from synvirt.errors import (
     AuthFailed,
     BadRequest,
@@ -156,9 +156,10 @@ class HttpPlace:
             secured = tls.wrap_socket(sock, server_hostname=url.host)
         except ssl.SSLCertVerificationError as error:
             sock.close()
+            trust = "name its authority in the setting remote_ca_file, or give options.fingerprint_sha256 of its certificate"
             raise AuthFailed(
                 f"{url.origin} shows a certificate that is not trusted: {error.verify_message}",
-                hint="name its authority in the setting remote_ca_file, or give options.fingerprint_sha256 of its certificate",
+                hint=outgoing.hint_of_refused(error.verify_message, trust),
             ) from error
         except OSError as error:
             sock.close()

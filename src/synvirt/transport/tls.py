@@ -101,11 +101,10 @@ def certificate_changed(where: str, shown: str, pinned: str, digest: str = "SHA-
 
 
 def not_trusted(where: str, reason: str) -> SourceUnreachable:
-    """The error of a certificate that no authority of this host signed."""
-    return SourceUnreachable(
-        f"the certificate of {where} is not trusted: {reason}",
-        hint="test the source: it shows the fingerprint, which you may pin as options.fingerprint_sha256",
-    )
+    """The error of a certificate that no authority of this host signed, or outside its time."""
+    pin = "test the source: it shows the fingerprint, which you may pin as options.fingerprint_sha256"
+    hint = outgoing.hint_of_refused(reason, pin)
+    return SourceUnreachable(f"the certificate of {where} is not trusted: {reason}", hint=hint)
 
 
 def shown_certificate(host: str, port: int, trust: ssl.SSLContext) -> bytes:

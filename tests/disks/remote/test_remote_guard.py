@@ -2,17 +2,23 @@
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, SourceUnreachable, SynvirtError
+from synvirt.model.values import now
 from synvirt.outgoing import Guard
 from synvirt.remote import Remote, urls
 from synvirt.remote.reading import RemoteReader
+from synvirt.transport.tls import not_trusted
 from tests.contracts.readers import read_all
 from tests.servers import remote_servers as servers
+from tests.servers.certificates import Certificate, tls_server
 
 CONTENT = b"disk" * 100_000
 NAME = "disk.raw"
@@ -308,6 +314,24 @@ def test_certificates_are_verified(nginx: servers.Nginx, tmp_path: Path, monkeyp
         assert caught.value.hint, why
     with pytest.raises(SourceUnreachable, match="remote_ca_file"):
         RemoteReader(secure(nginx, ca_file=str(tmp_path / "gone.pem")), NAME)
+
+
+@pytest.mark.parametrize(("ahead", "reason"), [(timedelta(days=900), "not yet valid"), (timedelta(days=-900), "expired")])
+def test_a_certificate_outside_its_time_is_said_with_the_time_here(tmp_path: Path, ahead: timedelta, reason: str) -> None:
+    """Before, the hint was to trust its authority, which is trusted, or to pin it: the clock of the host stayed wrong."""
+    made = servers.certificates(tmp_path, ahead)
+    web = tls_server(ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler), Certificate(made.key, made.certificate))
+    serving = threading.Thread(target=web.serve_forever)
+    serving.start()
+    try:
+        with pytest.raises(AuthFailed, match=reason) as caught:
+            RemoteReader(servers.remote(f"https://127.0.0.1:{web.server_port}/", ca_file=str(made.authority)), NAME)
+        assert f"this host's clock says {now():%Y}" in (caught.value.hint or "")
+        assert "clock" in (not_trusted("vc1", caught.value.detail).hint or "")
+    finally:
+        web.shutdown()
+        serving.join()
+        web.server_close()
 
 
 @pytest.mark.parametrize("way", ["http", "smb"])
