@@ -115,6 +115,10 @@ class Runner:
             with suppress(RuntimeError):  # closed meanwhile: the next start finds the job
                 self._soon(self._begin, job_id)
 
+    def stop(self, job_id: UUID) -> None:
+        """Stops one job where it is, as a crash would, and looks for jobs again. From any thread; returns at once."""
+        self._soon(self._stop, job_id)
+
     def pause(self) -> None:
         """Stops the jobs where they are, as a crash would, and begins none until `resume`. Their workers have ended when it
         returns."""
@@ -163,6 +167,11 @@ class Runner:
         if job_id not in self._tasks and not self._closing and not self._paused:
             self._tasks[job_id] = task = asyncio.get_running_loop().create_task(self._until_its_end(job_id))
             task.add_done_callback(lambda _: self._tasks.pop(job_id, None))
+
+    def _stop(self, job_id: UUID) -> None:
+        if (task := self._tasks.get(job_id)) is not None:
+            task.add_done_callback(lambda _: self._look_now.set())
+            task.cancel()
 
     def _look(self) -> None:
         self._looking = asyncio.get_running_loop().create_task(self._reconcile())

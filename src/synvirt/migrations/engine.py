@@ -21,6 +21,7 @@ from synvirt.migrations.advance import advance
 from synvirt.migrations.memory import CourseMemory
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.tidying import tidied
+from synvirt.model.job import Migration
 from synvirt.store import Wish
 from synvirt.store.documents import Unreadable
 
@@ -29,6 +30,14 @@ log = structlog.get_logger(__name__)
 # Seconds between two queries for requests of operators, which may come by another host's API. One query serves all jobs.
 WISHES_POLL_S = 1.0
 WAKES = 3
+
+
+# The states that a job has been in, and the newest pass that it has finished: both only grow.
+Reached = tuple[int, int]
+
+
+def _reached(job: Migration) -> Reached:
+    return len(job.history), max((one.number for one in job.passes if one.finished_at is not None), default=0)
 
 
 class Engine:
@@ -42,6 +51,8 @@ class Engine:
         self._tidying = ExitStack()
         self._kept: dict[UUID, Course] = {}
         self._woken: Counter[UUID] = Counter()
+        # How far each running job has come, by what it began its present step with.
+        self._reached: dict[UUID, Reached] = {}
         self._runner = Runner(
             self.run,
             lambda: rooms.store.unended_ids(host=host),
@@ -104,11 +115,15 @@ class Engine:
             return
         await asyncio.to_thread(self._take_up_course, job_id)
         await self.rooms.slots.forget(job_id)
-        while not migration.ended:
-            if cancelled:
-                stop.set()
-            await advance(self.rooms, migration, stop)
-            migration, cancelled = await asyncio.to_thread(store.get_to_run, job_id)
+        try:
+            while not migration.ended:
+                if cancelled:
+                    stop.set()
+                self._reached[job_id] = _reached(migration)
+                await advance(self.rooms, migration, stop)
+                migration, cancelled = await asyncio.to_thread(store.get_to_run, job_id)
+        finally:
+            self._reached.pop(job_id, None)
         self._stops.pop(job_id, None)
         await asyncio.to_thread(self._keep_course, job_id, self.rooms.board.courses())
         self._kept.pop(job_id, None)
@@ -118,7 +133,7 @@ class Engine:
         return self._stops.setdefault(job_id, Stop())
 
     def _look_for_wishes(self) -> None:
-        kept_at = time.monotonic()
+        kept_at, was_away = time.monotonic(), False
         while not self._closing.wait(WISHES_POLL_S):
             if time.monotonic() - kept_at >= KEPT_EVERY_S:
                 kept_at = time.monotonic()
@@ -127,8 +142,26 @@ class Engine:
                     self._keep_course(job_id, courses)
             try:
                 self._apply(self.rooms.store.wishes(host=self._host))
+                if was_away:
+                    self._stop_those_ahead()
+                was_away = False
             except PersistFailed as error:
+                was_away = True
                 log.warning("cannot see what operators ask", cause=error.detail)
+
+    def _stop_those_ahead(self) -> None:
+        """Stops jobs that have come further than the store says: another server may have taken over, without the last seconds.
+        They go on from there. A job that sleeps, perhaps for an hour, sees nothing of that itself."""
+        for job_id, reached in list(self._reached.items()):
+            try:
+                stored = _reached(self.rooms.store.get(job_id))
+            except NotFound:
+                stored = (0, 0)
+            except Unreadable:
+                continue
+            if stored < reached:
+                log.warning("the store is older than the job, which goes on from what it says", job=str(job_id))
+                self._runner.stop(job_id)
 
     def _apply(self, wishes: list[Wish]) -> None:
         """A request stays until the job ends. A job is woken a few times, as it may not have been asleep yet."""
