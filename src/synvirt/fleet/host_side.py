@@ -9,7 +9,7 @@ Two copies of one guest never run: the domain is removed before the source is po
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
@@ -39,6 +39,11 @@ POWER_ON_S = 30.0
 # A source that answers slowly delays other waves no longer than this, and the time for one VM.
 GIVING_BACK_S = 8.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+
+_LOST = (
+    "Its host {host} is lost, and its guest may run there: it is rolled back once that host is back. "
+    "If that host is off for good, take its job over, or power its source on, if the job has completed."
+)
 
 Failed = Callable[[Wave, Member, str], None]
 
@@ -71,18 +76,33 @@ class HostSide:
             and (one.state is MemberState.CUTTING_OVER or seen.rows[one.id].rolling_back)
             and one.job_id not in seen.unreadable
         ]
+        elsewhere: dict[str, str] = {}
         # Those that have waited longest first: if a source is slow, there is time for only a few of them.
         for job_id, member in sorted(known, key=lambda one: self._pauses.over_at(one[0])):
             whose = member.host or (self.host if leads else None)
             host, job = seen.jobs.get(job_id, (whose, None))
             if host != self.host:
+                if leads and host is not None and seen.rows[member.id].rolling_back:
+                    elsewhere[member.id] = host
                 continue
             if seen.rows[member.id].rolling_back:
                 if in_time := time.monotonic() < until:
                     self._give_back(wave, member, job)
             elif job is not None and job.state is State.COMPLETED:
                 self._look_at_safely(wave, member, job)
+        if elsewhere:
+            self._name_lost_hosts(seen, elsewhere)
         return in_time
+
+    def _name_lost_hosts(self, seen: Seen, elsewhere: Mapping[str, str]) -> None:
+        """Says why members that other hosts are to roll back wait, where such a host is lost. `elsewhere`: hosts by member."""
+        alive = {row.id for row in self._rooms.store.hosts.all() if not row.fenced and row.left_s > 0}
+        said: dict[str, str | None] = {}
+        for name, host in elsewhere.items():
+            reason, before = _LOST.format(host=host), seen.rows[name].waits_for
+            if (host in alive) == (before == reason):
+                said[name] = None if host in alive else reason
+        self._rooms.store.waves.put_reasons(seen.wave.id, said)
 
     # ── healthy ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

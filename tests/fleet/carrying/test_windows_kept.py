@@ -21,7 +21,7 @@ from synvirt.repeating import Pauses
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fleet.carrying.night import Night, S, W, plan_of, states, wave, window
-from tests.house import live_plan
+from tests.house import give_to, live_plan
 from tests.running.processes import until
 
 
@@ -331,3 +331,19 @@ def test_a_source_that_hangs_holds_up_no_other_wave(night: Night, monkeypatch: p
     assert met == [S.SYNCING], "what it does next is decided before"
     (row,), _ = night.store.waves.members(other.id)
     assert row.submitted
+
+
+def test_a_member_whose_guest_is_on_a_lost_host_says_why_it_is_not_rolled_back(night: Night) -> None:
+    night.vms("db")
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    moved = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    assert moved.members[0].job_id is not None
+    give_to(night.store, moved.members[0].job_id, "kvm2")
+    night.waves.roll_back(made.id, RollBackRequest())
+    seen = night.until(made.id, lambda seen: seen.members[0].waits_for is not None)
+    assert "Its host kvm2 is lost, and its guest may run there" in (seen.members[0].waits_for or "")
+    night.store.hosts.begin("kvm2", ttl_s=1000, document="{}")
+    night.until(made.id, lambda seen: seen.members[0].waits_for is None)
+    assert seen.members[0].state is S.HEALTHY
+    assert night.house.platform.vm("db")["power"] == "off"
