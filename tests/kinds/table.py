@@ -76,7 +76,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("backup", "offline", runs.Backup, late=6, copied=True),
     Kind("backup", "of a guest that runs", ByBitmap, real=True, late=16),
     Kind("restore", "export", runs.Export, once=True, cancelled_at=5),
-    Kind("restore", "new_domain", restores.NewDomain, real=True),
+    Kind("restore", "new_domain", restores.NewDomain, real=True, cancelled_at=8),
     Kind(
         "restore",
         "new_domain, instant",
@@ -86,7 +86,7 @@ KINDS: tuple[Kind, ...] = (
         meanwhile=instant_restores.lives_on,
         copied=True,
     ),
-    Kind("restore", "in_place", restores.InPlace, surely=15, real=True, late=20),
+    Kind("restore", "in_place", restores.InPlace, surely=15, real=True, late=20, cancelled_at=8),
     Kind("boot_test", "a boot sector", restores.BootTest, real=True, late=6),
     Kind("verify", "a point", runs.OfPoint, once=True, surely=9, cancelled_at=6),
     Kind("verify", "a repository", runs.OfRepository, once=True, surely=9),
