@@ -107,6 +107,7 @@ def test_a_killed_worker_that_the_kernel_keeps_is_named_in_the_log_and_by_its_jo
     [kept] = shown
     assert kept is not None
     assert (kept.fatal, "does not answer" in kept.message, "umount -f" in (kept.hint or "")) == (False, True, True)
+    assert "zpool clear" in (kept.hint or "")
     assert last_error() is None
     [line] = [one for one in logs if "pid" in one]
     assert (line["log_level"], line["pid"], line["hint"]) == ("warning", Kept.pid, kept.hint)

@@ -61,7 +61,8 @@ class WorkerKept(Internal):
     def __init__(self) -> None:
         super().__init__(
             "a worker was killed and has not ended: the kernel waits for a file system that does not answer",
-            hint="the job ends when that file system's server answers, or after `umount -f` of its mount on this host",
+            hint="the job ends when that file system's server answers, or after `umount -f` of its mount on this host; where a "
+            "pool of zfs is suspended, after `zpool clear`",
         )
 
 
