@@ -35,14 +35,18 @@ def document(running: str) -> dict[str, Any]:
 
 # A schema cannot say which path lies in the import root, which cursor was given out, which digest a file has, which URL names a
 # host, or what each kind of source takes: 400, 413 and 422 are right answers, and so is
-# 502 for a repository in a folder that is not there. And `--auth` puts back the header that a case took away.
+# 502 for a repository in a folder that is not there. And `--auth` puts back the header that a case took away; any text of
+# If-Match is a list of tags, and of none that is there: 412.
 REFUSED_BY_CONTENT = """
+[checks]
+negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 406, 409, 412, 415, 422, 428, 429, "5xx"]
+
 [[operations]]
 include-path-regex = "/(uploads|host-files|remote-files|sources|waves|windows)|/(migrations|destinations|hosts)$|/backup/"
 checks.positive_data_acceptance.enabled = false
 
 [[operations]]
-include-path-regex = "/backup/repositories$"
+include-path-regex = "/backup/repositories(/[^/]+)?$"
 checks.not_a_server_error.enabled = false
 
 # Their bodies hold plans, and take ten times as long to make.
