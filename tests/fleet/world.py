@@ -272,12 +272,15 @@ class World:
         async def nothing() -> None:
             self._check(cast("Any", None))
 
+        async def found(vm_id: str) -> None:
+            """It is there."""
+
         async def power_on(vm_id: str) -> None:
             vm = self.vms[vm_id]
             self._law(not vm.here, f"{vm_id} is powered on at its source while its guest runs here")
             vm.on = True
 
-        return SimpleNamespace(connect=nothing, close=nothing_at_all, power_on=power_on)
+        return SimpleNamespace(connect=nothing, close=nothing_at_all, inspect=found, power_on=power_on)
 
     def undefine(self, uuid: UUID, job_id: UUID) -> None:
         self.jobs[job_id].vm.here = False

@@ -105,11 +105,11 @@ class BackupRepository(Model):
     path: str | None = None
     peer: BackupPeer | None = None
     encrypted: bool = True
-    state: Literal["ready", "unreachable"] = "ready"
-    problem: str | None = None
-    capacity_bytes: Bytes | None = None
-    used_bytes: Bytes | None = None
-    points_count: int = 0
+    state: Annotated[Literal["ready", "unreachable"], CALCULATED] = "ready"
+    problem: Annotated[str | None, CALCULATED] = None
+    capacity_bytes: Annotated[Bytes | None, CALCULATED] = None
+    used_bytes: Annotated[Bytes | None, CALCULATED] = None
+    points_count: Annotated[int, CALCULATED] = 0
     created_at: Time
 
     @property

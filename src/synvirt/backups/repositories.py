@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -40,6 +40,14 @@ class _Known(BackupRepository):
     """The stored form. `sealed`: the password of a peer's account, in base64, sealed with the repository's key."""
 
     sealed: str | None = None
+
+
+# Refuses a change that was made from an earlier state, by what is `stored`.
+Check = Callable[[BackupRepository, bytes], None]
+
+
+def unchecked(_: BackupRepository, __: bytes) -> None:
+    """For a change that was made from no answer."""
 
 
 class Repositories:
@@ -94,10 +102,16 @@ class Repositories:
                 raise
         return self.shown(made)
 
-    def change(self, repository_id: UUID, asked: BackupRepositoryChange) -> BackupRepository:
-        """Renames it, or says where it lies now, once what lies there opens with its key. BackupBadRequest, BackupConflict,
-        RepositoryUnreachable, RepositoryKeyWrong, RepositoryDamaged."""
+    def stored(self, repository_id: UUID) -> tuple[BackupRepository, bytes]:
+        """The repository, and what is sealed of it: both change with `change`. BackupNotFound."""
+        known = self._known(repository_id)
+        return _shown(known), (known.sealed or "").encode()
+
+    def change(self, repository_id: UUID, asked: BackupRepositoryChange, check: Check) -> BackupRepository:
+        """Renames it, or says where it lies now, once what lies there opens with its key. `check` gets what is `stored`, and
+        may refuse. BackupBadRequest, BackupConflict, RepositoryUnreachable, RepositoryKeyWrong, RepositoryDamaged."""
         with self._changing[repository_id]:
+            check(*self.stored(repository_id))
             before, keys = self._known(repository_id), self._keys(repository_id)
             made, password = self._changed(before, asked, keys[0])
             with self._claimed(made):

@@ -45,7 +45,7 @@ from synvirt.backups.model import (
 )
 from synvirt.backups.offers import Offers
 from synvirt.backups.points import Points
-from synvirt.backups.repositories import Repositories
+from synvirt.backups.repositories import Check, Repositories, unchecked
 from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.restoring import Restoring
@@ -215,16 +215,17 @@ class Backups:
         return made
 
     def change_key(self, repository_id: UUID) -> str:
-        """Changes the key and returns the new recovery key. BackupConflict, while a run reads or writes there with the old
-        one."""
+        """Changes the key and returns the new recovery key. BackupConflict, while a run uses the old one."""
         with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
             return self.repositories.change_key(repository_id)
 
-    def change_repository(self, repository_id: UUID, asked: BackupRepositoryChange) -> BackupRepository:
+    def change_repository(
+        self, repository_id: UUID, asked: BackupRepositoryChange, check: Check = unchecked
+    ) -> BackupRepository:
         """Renames it, or says where it lies now. BackupConflict, while a run reads or writes there."""
         self.repositories.get(repository_id)
         with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
-            return self.repositories.change(repository_id, asked)
+            return self.repositories.change(repository_id, asked, check)
 
     @contextlib.contextmanager
     def _no_run_of(self, id_: UUID, check: Callable[[], object]) -> Iterator[None]:
@@ -251,11 +252,11 @@ class Backups:
         if busy:
             raise BackupConflict(f"run {busy[0].id} uses this repository", hint="wait for it, or cancel it")
 
-    def forget_repository(self, repository_id: UUID) -> None:
-        """BackupConflict, while a job writes to it, or a run uses it. Its points stay there, and are only removed from the
-        store."""
+    def forget_repository(self, repository_id: UUID, check: Check = unchecked) -> None:
+        """BackupConflict, while a job writes to it, or a run uses it. Its points stay there; only the store forgets them."""
         self.repositories.get(repository_id)
         with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
+            check(*self.repositories.stored(repository_id))
             if any(job.repository_id == repository_id for job in self._jobs.all()):  # no job is added within this block
                 raise BackupConflict("jobs write to this repository", hint="remove them first")
             gone = {point.id for point in self.points.all({"repository_id": [str(repository_id)]})}

@@ -156,7 +156,7 @@ def test_it_lies_behind_the_same_door(tmp_path: Path) -> None:
 def test_it_is_in_the_document(client: httpx.Client) -> None:
     document = client.get("http://synvirt/openapi.json").json()
     operation = document["paths"]["/api/v1/backup/jobs/{job_id}/run"]["post"]
-    assert operation["security"] == [{"basic": []}]
+    assert operation["security"] == [{"basic": []}, {"token": []}]
     assert "requestBody" not in operation
     assert "E_BAK_CONFLICT" in operation["responses"]["409"]["description"]
     assert "BackupJobRequest" in document["components"]["schemas"]

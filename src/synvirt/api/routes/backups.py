@@ -171,24 +171,27 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
         return BackupRepositoryPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/repositories/{repository_id}", response_model=BackupRepository)
-    def load_repository(repository_id: UUID) -> BackupRepository:
+    def load_repository(repository_id: UUID, tags: Tags) -> BackupRepository:
         """Load one repository."""
-        return backups.repositories.shown(backups.repositories.get(repository_id))
+        stored, sealed = backups.repositories.stored(repository_id)
+        return tags(backups.repositories.shown(stored), sealed)
 
     @router.patch(
         "/repositories/{repository_id}", response_model=BackupRepository, openapi_extra=documented(BackupRepositoryChange)
     )
     def change_repository(
-        repository_id: UUID, change: Annotated[BackupRepositoryChange, Depends(json_body(BackupRepositoryChange))]
+        repository_id: UUID,
+        change: Annotated[BackupRepositoryChange, Depends(json_body(BackupRepositoryChange))],
+        tags: IfMatch,
     ) -> BackupRepository:
         """Change a repository: rename it, or say where it lies now, which certificate its peer shows, and by which account it
         is used. What lies there must open with its key. 409 while a run uses it."""
-        return backups.change_repository(repository_id, change)
+        return backups.change_repository(repository_id, change, check=tags.check)
 
     @router.delete("/repositories/{repository_id}", status_code=204)
-    def forget_repository(repository_id: UUID) -> None:
+    def forget_repository(repository_id: UUID, tags: IfMatch) -> None:
         """Forget a repository. Its content stays, and so does its key. 409 while jobs write to it, or a run uses it."""
-        backups.forget_repository(repository_id)
+        backups.forget_repository(repository_id, check=tags.check)
 
     @router.post("/repositories/{repository_id}/verify", status_code=202, response_model=BackupRun, responses=BEGUN)
     def verify_repository(repository_id: UUID, placed: Placed) -> BackupRun:
