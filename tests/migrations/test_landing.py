@@ -72,6 +72,16 @@ def test_a_linux_that_names_its_disks_by_their_devices_gets_the_bus_that_has_suc
     assert "/dev/sdb1" in concern.assessment
 
 
+def test_a_linux_whose_initramfs_has_no_virtio_begins_by_a_bus_that_it_has(house: House) -> None:
+    """By virtio it would wait for its root file system for minutes, and by virtio-scsi again."""
+    house.disks_say = {"drivers in /boot/initrd.img-6.1.0-28-amd64": "ahci, sd_mod", "mount /": "UUID=0b ext4"}
+    job = run(house)
+    assert outcomes(job.boot_attempts) == [("sata", "agent", False)]
+    assert job.manifest is not None
+    (concern,) = (one for one in job.manifest.concerns if one.id.startswith("boot-drivers"))
+    assert "update-initramfs" in concern.remedy
+
+
 def test_a_linux_with_settings_for_a_network_card_by_its_name_is_noted(house: House) -> None:
     """It boots, and has no network."""
     house.disks_say = {"mount /": "UUID=0b ext4", "configures eth0": "/etc/network/interfaces"}

@@ -92,6 +92,7 @@ TABLE: dict[str, tuple[str, str, str, str | None, str | None]] = {
     "mount": ("UUID=1 ext4", "UUID=2 ext4", "look", "wrong", "look"),
     "finds": ("UUID=1", "UUID=2", "look", "look", "look"),
     "configures": ("/etc/a", "/etc/b", "look", "look", "look"),
+    "drivers in": ("ahci", "virtio_blk", "look", "look", "look"),
     "volume": ("ext4", "xfs", "wrong", "wrong", "look"),
     "network file": ("10.0.0.1/24; a", "10.0.0.2/24; b", "wrong", "wrong", "look"),
     "firmware": ("uefi", "bios", "wrong", "wrong", None),
@@ -129,7 +130,7 @@ def test_what_starts_late_is_waited_for_and_nothing_else(kind: str) -> None:
 
 def test_what_disks_tell_is_what_a_running_guest_would_tell_too_and_what_they_hide() -> None:
     facts = {item if item in ONE_OF_EACH else f"{item} it": "a" for item in KINDS} | {"not read disk0": "it is encrypted"}
-    of_others = ("enabled", "user", "mount", "finds", "configures", "volume", "network file")
+    of_others = ("enabled", "user", "mount", "finds", "configures", "drivers in", "volume", "network file")
     kept = {"host name", "system", "time zone", *(f"{kind} it" for kind in of_others)}
     assert of_disks(facts).keys() == {*kept, "not read disk0"}
 

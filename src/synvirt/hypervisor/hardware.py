@@ -3,7 +3,7 @@
 A guest boots from a bus only if it has a driver for it, and only a try shows that for sure. So the buses form a ladder: first
 the best one that the guest should be able to boot from; each next one needs less of the guest.
 
-    virtio   every Linux since 2008; Windows, after drivers were installed
+    virtio   every Linux since 2008, unless its initramfs was made without; Windows, after drivers were installed
     scsi     virtio-scsi: other drivers of the same family, and the names (sda) that an old fstab may expect
     sata     AHCI: every system since 2008, without our drivers
     ide      the chipset of 1996: for older systems, BIOS only
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
+from synvirt.machines.disk_drivers import first_bus
 from synvirt.machines.disk_names import OTHER_SERIAL_CHARS, SCSI_SERIAL_CHARS, are_as_scsi, disk_serial
 from synvirt.model.machine import Chipset, Disk, DiskBus, Nic, VmManifest
 from synvirt.sizes import MIB
@@ -103,7 +104,8 @@ def ladder(machine: Machine) -> tuple[DiskBus, ...]:
     if wanted in BUSES:
         rungs = (wanted,)
     elif has_virtio(machine):
-        rungs = LADDER_OF_SCSI_NAMES if are_as_scsi(manifest) else LADDER
+        named = LADDER_OF_SCSI_NAMES if are_as_scsi(manifest) else LADDER
+        rungs = tuple(sorted(named, key=lambda bus: bus != first_bus(manifest)))
     elif is_old(manifest):
         rungs = ("ide", "sata")
     else:
@@ -151,6 +153,8 @@ def why_bus(machine: Machine) -> str:
         return "target.disk_bus asks for it"
     if machine.target.disk_bus is not None and machine.target.disk_bus not in BUSES:
         return f"this hypervisor has no {machine.target.disk_bus} disks, which target.disk_bus asks for; {BUSES[bus].needs}"
+    if first_bus(machine.manifest) == bus:
+        return "the guest's initramfs has a driver for it, and none for virtio"
     if are_as_scsi(machine.manifest) and BUSES[bus].prefix == "sd":
         return "the guest itself names its disks as they are called by it"
     return BUSES[bus].needs

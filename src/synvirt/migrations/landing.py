@@ -22,7 +22,7 @@ from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLAIMED_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
-from synvirt.machines import boot_entries, card_names, disk_names
+from synvirt.machines import boot_entries, card_names, disk_drivers, disk_names
 from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import LATER_S, at_source
 from synvirt.model.job import BootAttempt, Domain, Migration
@@ -62,7 +62,7 @@ async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable
     if job.migration.domain is None and not job.migration.boot_attempts:
         if not await _carry_variables(job):
             await _make_entries(job, volumes)
-        await _note_names(job, volumes)
+        await _note_content(job, volumes)
     starts = job.migration.plan.target.start
     if starts and not job.migration.boot_attempts:
         await job.change(boot_attempts=(_attempt(ladder(machine_of(job.migration))[0]),))
@@ -125,13 +125,14 @@ def disks_of(volumes: Sequence[Volume]) -> list[str]:
     return [volume.path if volume.early is None else by_socket(volume.early.socket) for volume in volumes]
 
 
-async def _note_names(job: Job, volumes: list[Volume]) -> None:
-    """Notes how a Linux itself names its disks, by which the ladder begins: one that does not find them all boots far enough to
-    show signs of life, and stops a minute later. Its network cards, too: one that it does not find gets no address."""
+async def _note_content(job: Job, volumes: list[Volume]) -> None:
+    """Notes how a Linux itself names its disks, and the bus that its initramfs has drivers for, by which the ladder begins. One
+    that does not find all its disks boots far enough to show signs of life, and stops a minute later; one without a driver
+    waits for minutes. Its network cards, too: one that it does not find gets no address."""
     if job.manifest.guest_os.family != "linux":
         return
     facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, disks_of(volumes)))
-    noted = card_names.noted(disk_names.noted(job.manifest, facts), facts)
+    noted = card_names.noted(disk_drivers.noted(disk_names.noted(job.manifest, facts), facts), facts)
     if noted != job.manifest:
         await job.change(manifest=noted)
 

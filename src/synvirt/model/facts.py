@@ -7,6 +7,7 @@
     enabled UNIT, mount PLACE, network file PATH, volume WHERE       of what its disks say
     configures NAME                                                  a network card that files configure by its name: which
     finds FILE WHAT                                                  a device by which it finds a disk, as that file has it
+    drivers in FILE                                                  those that its initramfs has for disks here
     not read WHERE                                                   a part of its disks that cannot be read here, and why
 
 The texts come from the guest, and so they are hostile: their length and their number are limited.

@@ -281,6 +281,7 @@ KINDS: dict[str, Kind] = {
     "mount": Kind(_mount, ("wrong", "it is not mounted any more"), ("look", "the source does not mount it")),
     "finds": Kind(_mount, ("look", "it does not look for that any more"), ("look", "the source does not look for that")),
     "configures": Kind(_look, ("look", "it does not configure that any more"), ("look", "the source does not configure that")),
+    "drivers in": Kind(_look, ("look", "it does not start by that any more"), ("look", "the source does not start by that")),
     "volume": Kind(_file_system, ("wrong", "the file system is not there"), ("look", "the source does not have it")),
     "network file": Kind(_network_file, ("wrong", "it is not there"), ("look", "the source does not have it")),
     # Facts of machines, which both sides report.
@@ -292,6 +293,9 @@ KINDS: dict[str, Kind] = {
     "network card": Kind(_wrong, ("wrong", "it is not there"), everywhere=True),
 }
 _ON_DISKS = frozenset(
-    {"host name", "system", "time zone", "enabled", "user", "mount", "finds", "configures", "volume", "network file"}
+    {
+        *("host name", "system", "time zone", "enabled", "user", "mount", "finds", "configures", "drivers in", "volume"),
+        "network file",
+    }
 )
 _LATE = frozenset({"service", "listens on", "application", "addresses of", "route", "file system"})

@@ -28,7 +28,7 @@ from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
 from synvirt.live import ReportsGuestFacts
-from synvirt.machines import boot_entries, disk_names
+from synvirt.machines import boot_entries, disk_drivers, disk_names
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import disks_of, machine_of
@@ -153,11 +153,11 @@ def _booted(under_way: UnderWay, machine: Machine, volumes: list[Volume]) -> str
 
 def _machine(rehearsal: Rehearsal, job: Migration, attempts: tuple[BootAttempt, ...], wires: tuple[int, ...] = ()) -> Machine:
     assert job.manifest is not None
-    # What was read before a conversion is not so any more: it writes the names that the disks have here.
-    as_read = job.manifest.guest_os.family == "linux" and rehearsal.conversion_s is None
+    # What was read before a conversion is not so any more: it writes the names that the disks have here, and the initramfs.
+    as_read, read = job.manifest.guest_os.family == "linux" and rehearsal.conversion_s is None, rehearsal.read
     return Machine(
         id=rehearsal.id,
-        manifest=disk_names.noted(job.manifest, rehearsal.read) if as_read else job.manifest,
+        manifest=disk_drivers.noted(disk_names.noted(job.manifest, read), read) if as_read else job.manifest,
         target=job.plan.target,
         skipped=frozenset(disk.key for disk in job.disks if disk.state == "skipped"),
         has_drivers=rehearsal.conversion_s is not None,

@@ -1,13 +1,14 @@
 """The devices by which a Linux guest finds its disks, besides what it mounts: facts «finds FILE WHAT». Pure, over Files.
 
-Formats: fstab(5), crypttab(5), lvm.conf(5), lvmdevices(8); menus of GRUB and extlinux, and of the Boot Loader Specification.
-With a devices file, LVM uses the disks in it alone, each found by an id: RHEL 9 has one from its installation on.
+Formats: fstab(5), crypttab(5), lvm.conf(5), lvmdevices(8); and the kernel's command line, as a menu has it (menus.py). With a
+devices file, LVM uses the disks in it alone, each found by an id: RHEL 9 has one from its installation on.
 """
 
 import re
 from collections.abc import Collection, Iterator
 
 from synvirt.guests.inside.files import Files
+from synvirt.guests.inside.menus import Entry
 from synvirt.model.facts import short
 
 FSTAB, CRYPTTAB, LVM_CONF, LVM_FOLDER = "/etc/fstab", "/etc/crypttab", "/etc/lvm/lvm.conf", "/etc/lvm/devices"
@@ -19,11 +20,6 @@ _PATTERN = re.compile(r'"([ar])(.)((?:[^"\\]|\\.)*)."')
 # A pattern's beginning that is a name; and one that matches each device.
 _BEGINNING, _ANY = re.compile(r"\^?(/dev/[\w/:-]+(?:\.(?![*+?])[\w/:-]+)*)(\$?)"), re.compile(r"\^?(/dev/)?(\.\*/?)?\$?")
 
-# Menus of boot loaders, in a file system with /boot, or in one that is mounted there; and the variables of GRUB.
-_MENUS = ("grub/grub.cfg", "grub2/grub.cfg", "grub/grub.conf", "grub/menu.lst", "extlinux/extlinux.conf")
-_ENTRIES, _VARIABLES = "loader/entries", ("grub2/grubenv", "grub/grubenv")
-_COMMAND = re.compile(r"(?m)^[ \t]*(?:linux(?:16|efi)?|kernel|append|options)[ \t]+(.*)$", re.IGNORECASE)
-_KERNELOPTS = re.compile(r"(?m)^kernelopts=(.*)$")
 # What a kernel or its initramfs waits for.
 _WAITED_FOR = ("root", "resume")
 
@@ -83,29 +79,7 @@ def _accepted(conf: str) -> Iterator[str]:
                 names.append(name[1] if name[2] or name.end() == len(pattern) else f"{name[1]}*")
 
 
-def command_line(files: Files) -> dict[str, str]:
-    """The facts of the kernel's command line, where the file system has the menu of a boot loader: of its first entry that has
-    one, or of the newest one in a folder of entries."""
-    for folder in ("/boot", ""):
-        entries = sorted(name for name in files.names(f"{folder}/{_ENTRIES}") if name.endswith(".conf"))
-        paths = [f"{folder}/{_ENTRIES}/{name}" for name in entries[:-4:-1]] + [f"{folder}/{menu}" for menu in _MENUS]
-        for path in paths:
-            for line in _COMMAND.findall(files.read(path) or ""):
-                if found := _waited_for(_expanded(line, files, folder)):
-                    shown = path if folder else f"/boot{path}"
-                    return {f"finds {short(shown)} {what}": short(device) for what, device in found.items()}
-    return {}
-
-
-def _expanded(line: str, files: Files, folder: str) -> str:
-    if "$kernelopts" not in line:
-        return line
-    options = (_KERNELOPTS.findall(files.read(f"{folder}/{path}") or "") for path in _VARIABLES)
-    return line.replace("$kernelopts", next((found[-1] for found in options if found), ""))
-
-
-def _waited_for(line: str) -> dict[str, str]:
-    """Only with a root file system: other lines of a menu begin with the same words."""
-    words = (word.strip('"').split("=", 1) for word in line.split() if "=" in word)
-    found = {name: value for name, value in words if name in _WAITED_FOR}
-    return found if "root" in found else {}
+def command_line(entry: Entry) -> dict[str, str]:
+    """The facts of the kernel's command line."""
+    words = (word.strip('"').split("=", 1) for word in entry.options.split() if "=" in word)
+    return {f"finds {short(entry.menu)} {name}": short(value) for name, value in words if name in _WAITED_FOR}

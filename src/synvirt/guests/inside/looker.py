@@ -28,15 +28,16 @@ import pyregf  # noqa: F401 - imported before the cage closes
 from synvirt.blocks import DiskReader, Extent, bytes_of
 from synvirt.cage import Cage, enter
 from synvirt.errors import DiskReadFailed, SynvirtError
-from synvirt.guests.inside import linux_devices, linux_facts, lvm, mirrors, superblocks, windows_facts
+from synvirt.guests.inside import linux_devices, linux_facts, lvm, menus, mirrors, superblocks, windows_facts
 from synvirt.guests.inside.btrfs.subvolumes import Btrfs
 from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT, newest
 from synvirt.guests.inside.files import Files, NtfsFiles, UnixFiles
+from synvirt.guests.inside.initramfs import drivers_of
 from synvirt.guests.inside.loaders import LOADERS_MAX, loaders_of
 from synvirt.guests.inside.opening import SERVED
 from synvirt.guests.inside.seekable import Bytes, Window, read_at
 from synvirt.machines.partitions import starts
-from synvirt.model.facts import NOT_READ, bounded
+from synvirt.model.facts import NOT_READ, bounded, several, short
 from synvirt.sizes import GIB, KIB, MIB
 
 LOADERS = "--loaders"
@@ -61,6 +62,8 @@ _UNREAD: Final = (
 _BITMAP = 6
 # The libraries' exceptions for an odd or hostile disk; our own give the reason.
 _DAMAGE: Final = (OSError, RuntimeError, ValueError, TypeError, MemoryError, RecursionError)
+# A file system with the menu of a boot loader, and what that starts.
+_Booted = tuple[Files, menus.Entry]
 
 
 class Disk:
@@ -223,10 +226,10 @@ def _of_btrfs(parts: Sequence[Bytes]) -> Iterator[Files]:
 
 
 def _facts_of(
-    where: str, parts: Sequence[Bytes], held: Sequence[lvm.Physical], booted: dict[str, str], unread: dict[str, str]
+    where: str, parts: Sequence[Bytes], held: Sequence[lvm.Physical], booted: list[_Booted], unread: dict[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Facts of the file system, and of the system on it, which may be none. Where there is something that was not read, why.
-    Adds to `booted`, where it has none, what the menu of a boot loader says."""
+    Adds to `booted`, where it has none, what the menu of a boot loader starts."""
     of_itself: dict[str, str] = {}
     try:
         for offset, magic, why in _UNREAD:
@@ -237,7 +240,8 @@ def _facts_of(
         if found is not None:
             of_itself[f"volume {where}"], places = found
             for files in places:
-                booted |= {} if files.is_ntfs or booted else linux_devices.command_line(files)
+                if not files.is_ntfs and not booted and (entry := menus.started(files)) is not None:
+                    booted.append((files, entry))
                 facts = windows_facts.facts_of(files) if files.is_ntfs else linux_facts.facts_of(files)
                 if facts:
                     names = {one.name for one in held}
@@ -249,12 +253,27 @@ def _facts_of(
     return of_itself, {}
 
 
+def _of_start(booted: Sequence[_Booted]) -> Iterator[tuple[str, str]]:
+    """Facts of how the kernel is started: of its command line, and of its initramfs."""
+    for files, entry in booted:
+        yield from linux_devices.command_line(entry).items()
+        try:
+            found = [entry.file(files, path) for path in entry.initrds]
+            if not found or None in found:
+                continue
+            drivers = drivers_of(found, entry.configuration(files))
+        except (SynvirtError, *_DAMAGE):
+            continue
+        if drivers is not None:
+            yield f"drivers in {short(entry.shown(entry.initrds[-1]))}", several(drivers) or "none for disks here"
+
+
 def facts(disks: Sequence[Disk | Read]) -> dict[str, str]:
     """Facts of the first system that is found, of all file systems, and of all that was not read."""
     system: dict[str, str] = {}
     file_systems: dict[str, str] = {}
     unread: dict[str, str] = {}
-    booted: dict[str, str] = {}
+    booted: list[_Booted] = []
     held: list[lvm.Physical] = []
     for where, parts in _together(volumes(disks, held, unread)):
         of_itself, found = _facts_of(where, parts, held, booted, unread)
@@ -262,7 +281,8 @@ def facts(disks: Sequence[Disk | Read]) -> dict[str, str]:
         system = system or found
     if disks and not system and not unread:
         unread["disks"] = "no system was found on them that is known here"
-    return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **booted, **system})
+    started = dict(_of_start(booted))
+    return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **started, **system})
 
 
 def found_loaders(disks: Sequence[Disk | Read]) -> dict[str, str]:

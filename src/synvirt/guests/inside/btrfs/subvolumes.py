@@ -88,6 +88,12 @@ def _names(data: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
         at += name_bytes + data_bytes
 
 
+def _length(data: bytes) -> int:
+    """The bytes of a file that an extent is for."""
+    plain_bytes, kind = (unpacked(_EXTENT, data)[place] for place in (1, 5))
+    return int(plain_bytes if kind == _INLINE else unpacked(_PLACE, data, _EXTENT.size)[3])
+
+
 class Subvolume:
     """Has libfsext's method names, so that UnixFiles accepts it as one of its volumes."""
 
@@ -156,6 +162,8 @@ class Entry:
             begin = key[2] - offset
             if begin >= size:
                 break
+            if begin + _length(data) <= 0:
+                continue  # unpacked, each one before the offset would cost as much as those behind it
             piece, at = self._extent(data, size - begin)[max(-begin, 0) :], max(begin, 0)
             content[at : at + len(piece)] = piece
         return bytes(content)
