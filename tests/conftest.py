@@ -152,11 +152,17 @@ def _accelerator_known(tmp_path_factory: pytest.TempPathFactory) -> None:
         accel.accelerator()
 
 
+_UMASK = os.umask(0o022)
+os.umask(_UMASK)
+
+
 @pytest.fixture(autouse=True)
-def _everywhere_permitted() -> Iterator[None]:
-    """A service in the test's own process says where its sources may be: to this test alone."""
+def _left_as_found() -> Iterator[None]:
+    """A service in the test's own process says where its sources may be, and closes what it makes to others: for this test
+    alone. QEMU's user could not open a later test's disks."""
     yield
     outgoing.permit(())
+    os.umask(_UMASK)
 
 
 @pytest.fixture(scope="session")
