@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -368,10 +368,14 @@ def refuse_missing(program: str, missing: type[SynvirtError] = Internal) -> str:
     return path
 
 
+def inherited(names: Iterable[str]) -> dict[str, str]:
+    """These variables of this process, for the environment of a child: the whole of it may hold secrets."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def _environment(added: Mapping[str, str] | None) -> dict[str, str]:
-    """A small clean environment: the service's own may hold secrets."""
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ}
-    return {**kept, "LC_ALL": "C.UTF-8", **(added or {})}
+    """A small clean environment."""
+    return {**inherited(("PATH", "HOME", "LANG", "TMPDIR")), "LC_ALL": "C.UTF-8", **(added or {})}
 
 
 def end_group(child: "subprocess.Popen[bytes]") -> None:

@@ -8,7 +8,6 @@ messages are read: virt-v2v(1), section «Machine readable output», has their f
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from synvirt.guests.driver_folder import unpacked
 from synvirt.guests.driver_image import Unreadable, top_names
 from synvirt.model.job import MessageKind
 from synvirt.model.machine import VmManifest, letters
-from synvirt.programs import ProgramFailed, end_users, find, run
+from synvirt.programs import ProgramFailed, end_users, find, inherited, run
 
 PROGRAM = "virt-v2v-in-place"
 # A conversion takes 2 to 5 minutes; on a slow pool without KVM it took 20.
@@ -202,7 +201,7 @@ class VirtV2vInPlace:
             CACHE: str(cache),
             **shown_kernel(),
             **({} if self._kvm() else TRANSLATED),
-            **{key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+            **inherited(ENVIRONMENT),
             "LIBGUESTFS_BACKEND": "direct",
             "VIRT_TOOLS_DATA_DIR": str(self._virt_tools),
         }

@@ -28,6 +28,7 @@ from synvirt.jobs.exporting import LIVES, LOCK, SERVES, Exported, ExportOrder
 from synvirt.jobs.process import ENVIRONMENT
 from synvirt.jobs.wire import Broken
 from synvirt.kvm import qemu_user
+from synvirt.programs import inherited
 
 # Seconds to open the disks, which may be on a remote server.
 SERVED_WITHIN_S = 60.0
@@ -156,7 +157,7 @@ def _start(order: ExportOrder) -> None:
             timeout=SERVED_WITHIN_S,
             check=False,
             start_new_session=True,
-            env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+            env=inherited(ENVIRONMENT),
         )
     except subprocess.TimeoutExpired as error:
         raise _too_late(Path(order.folder)) from error

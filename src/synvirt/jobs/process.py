@@ -38,6 +38,7 @@ from synvirt.jobs.wire import (
     WireModel,
     message_of,
 )
+from synvirt.programs import inherited
 
 log = structlog.get_logger(__name__)
 
@@ -145,7 +146,7 @@ async def _child(silence_s: float) -> asyncio.subprocess.Process:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=LINE_BYTES_MAX,
-            env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+            env=inherited(ENVIRONMENT),
             start_new_session=True,
         )
     except OSError as error:

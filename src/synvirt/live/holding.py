@@ -24,6 +24,7 @@ import structlog
 
 from synvirt.errors import SynvirtError
 from synvirt.live import SourceAccess
+from synvirt.programs import inherited
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +70,7 @@ def frozen(module: str, access: SourceAccess, vm_id: str) -> Iterator[Hold]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
+        env=inherited(_ENVIRONMENT),
         start_new_session=True,
     )
     if child.stdin is None or child.stdout is None:

@@ -22,6 +22,7 @@ from synvirt.errors import HostLacks, SourceUnreachable
 from synvirt.kvm import qemu_user
 from synvirt.model.machine import Nic
 from synvirt.outgoing import Guard
+from synvirt.programs import inherited
 from synvirt.proof.health import Guests
 
 # To start a process, a namespace and a tap takes tens of milliseconds on an idle host.
@@ -72,7 +73,7 @@ class Bubble:
             passed = [theirs.enter_context(control).fileno(), *(one.fileno() for one in listeners)]
             argv = [sys.executable, "-P", "-m", "synvirt.rehearsals.bubble", str(passed[0]), _uids()]
             argv += [json.dumps(_addresses_of(cards)), *map(str, passed[1:])]
-            environment = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+            environment = inherited(ENVIRONMENT)
             self._child = subprocess.Popen(
                 argv, pass_fds=passed, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, start_new_session=True
             )

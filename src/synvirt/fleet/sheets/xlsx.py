@@ -18,6 +18,7 @@ from typing import IO, Any
 from synvirt.cage import Cage, Network, enter
 from synvirt.errors import BadRequest
 from synvirt.jobs.process import ENVIRONMENT
+from synvirt.programs import inherited
 from synvirt.sizes import MIB
 
 # RVTools' file of ten thousand VMs has about 10 MiB packed and 150 MiB of XML.
@@ -54,7 +55,7 @@ def read(content: bytes, *wanted: str) -> tuple[Sheet, ...]:
             stdin=given,
             stdout=written,
             stderr=subprocess.DEVNULL,
-            env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+            env=inherited(ENVIRONMENT),
             start_new_session=True,
         ) as child:
             try:

@@ -15,9 +15,10 @@ from contextlib import suppress
 
 import structlog
 
-from synvirt.guests.inside.opening import environment, opened
+from synvirt.guests.inside.opening import ENVIRONMENT, opened
 from synvirt.machines.loader import Loader, from_line
 from synvirt.model.facts import NOT_READ, bounded, short
+from synvirt.programs import inherited
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +70,7 @@ def _asked(arguments: Sequence[str], descriptors: Sequence[int], stop: Callable[
             stdout=printed,
             stderr=messages,
             pass_fds=descriptors,
-            env=environment(),
+            env=inherited(ENVIRONMENT),
             start_new_session=True,
         )
         try:

@@ -13,10 +13,13 @@ import sys
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
+from synvirt.programs import inherited
+
 # In front of a connection's descriptor, where the looker is called.
 SERVED: Final = "nbd:"
 _BY_SOCKET, _IN_A_POOL = "nbd+unix:///?socket=", "rbd:"
-_ENVIRONMENT: Final = ("PATH", "PYTHONPATH")
+# What the processes that read a guest's disks get of ours.
+ENVIRONMENT: Final = ("PATH", "PYTHONPATH")
 _CONNECTED_WITHIN_S = 5.0
 
 
@@ -30,11 +33,6 @@ class Opened(NamedTuple):
 def by_socket(path: str) -> str:
     """The name, as `opened` takes it, of a disk that is served on this Unix socket."""
     return f"{_BY_SOCKET}{path}"
-
-
-def environment() -> dict[str, str]:
-    """What the processes that read a guest's disks get of ours."""
-    return {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
 
 
 def opened(device: str, backing: str | None, closing: ExitStack) -> Opened:
@@ -77,7 +75,7 @@ def _read_by_a_process(device: str, closing: ExitStack) -> socket.socket:
                 [sys.executable, "-P", "-m", "synvirt.guests.inside.pool", str(theirs.fileno()), device],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=environment(),
+                env=inherited(ENVIRONMENT),
                 start_new_session=True,
             )
         except OSError:

@@ -58,7 +58,7 @@ from synvirt.offline import OfflineImporter, OpenedDisk
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S, with_free_bytes
 from synvirt.offline.registry import BY_KIND
 from synvirt.offline.several import choosing
-from synvirt.programs import ENDED_HINT, is_from_outside
+from synvirt.programs import ENDED_HINT, inherited, is_from_outside
 from synvirt.remote import Remote
 from synvirt.sizes import MIB
 
@@ -307,7 +307,7 @@ class _Looker:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 # The service's environment may hold secrets.
-                env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+                env=inherited(ENVIRONMENT),
                 start_new_session=True,
             )
             failing.pop_all()
