@@ -36,8 +36,7 @@ def noted(manifest: VmManifest, loaders: Sequence[Loader]) -> VmManifest:
         f"(/EFI/BOOT/BOOTX64.EFI). Here these got an entry: {paths}.",
         remedy="Nothing, if the VM had no keys of its own. Such keys must be enrolled again.",
     )
-    others = [one for one in manifest.concerns if one.id not in (MADE_ANEW, "uefi-state-lost")]
-    return manifest.model_copy(update={"concerns": (*others, concern)})
+    return manifest.with_concerns([concern], in_place_of=lambda id_: id_ in (MADE_ANEW, "uefi-state-lost"))
 
 
 def are_made_anew(manifest: VmManifest) -> bool:

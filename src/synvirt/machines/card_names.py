@@ -46,9 +46,8 @@ def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
     left from another time."""
     kept = {nic.linux_name for nic in manifest.nics}
     found = {name: value for fact, value in facts.items() if (name := fact.removeprefix(_FACT)) != fact and name not in kept}
-    others = tuple(one for one in manifest.concerns if one.id != NAMED_OTHERWISE)
     concerns = [_named_otherwise(found)] if found and None in kept else []
-    return manifest.model_copy(update={"concerns": (*others, *concerns)})
+    return manifest.with_concerns(concerns, in_place_of=lambda id_: id_ == NAMED_OTHERWISE)
 
 
 def _named_otherwise(found: Mapping[str, str]) -> Concern:

@@ -29,10 +29,9 @@ _ADDED: Final = "virtio_pci virtio_blk virtio_scsi"
 def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
     """The manifest of a Linux guest with a concern, where its initramfs has no driver for disks by virtio. `facts`: of its
     disks (model/facts.py); where they do not say what is in it, nothing is noted."""
-    others = tuple(one for one in manifest.concerns if not one.id.startswith(_PREFIX))
     found = next(((file, value) for fact, value in facts.items() if (file := fact.removeprefix(_FACT)) != fact), None)
     concerns = [] if found is None else _concerns(manifest, *found)
-    return manifest.model_copy(update={"concerns": (*others, *concerns)})
+    return manifest.with_concerns(concerns, in_place_of=lambda id_: id_.startswith(_PREFIX))
 
 
 def first_bus(manifest: VmManifest) -> DiskBus | None:

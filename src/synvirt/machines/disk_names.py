@@ -47,7 +47,6 @@ def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
     found = list(_named(manifest, facts))
     if all(disk.bus == "virtio" for disk in manifest.disks):
         found = [one for one in found if one.kind != "sd"]  # no disk of the VM: they have other names at the source, too
-    others = tuple(one for one in manifest.concerns if not one.id.startswith(_PREFIX))
     as_scsi = [one for one in found if one.kind == "sd" and all(other.kind != "vd" for other in found)]
     nowhere = [one for one in found if one.kind not in ("sd", "vd")]
     by_lvm = [one for one in nowhere if one.file.startswith(_LVM)]
@@ -57,7 +56,7 @@ def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
         *([_named_otherwise(min(one.kind for one in otherwise), otherwise)] if otherwise else []),
         *([_listed_by_lvm(by_lvm)] if by_lvm else []),
     )
-    return manifest.model_copy(update={"concerns": (*others, *concerns)})
+    return manifest.with_concerns(concerns, in_place_of=lambda id_: id_.startswith(_PREFIX))
 
 
 def _named(manifest: VmManifest, facts: Mapping[str, str]) -> Iterator[_Named]:

@@ -1,6 +1,6 @@
 """The VM as its source describes it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
 from synvirt.model.values import Bytes, Model, Time
@@ -129,6 +129,11 @@ class VmManifest(Model):
     nics: tuple[Nic, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     concerns: tuple[Concern, ...] = ()
+
+    def with_concerns(self, concerns: Iterable[Concern], *, in_place_of: Callable[[str], bool]) -> "VmManifest":
+        """The manifest with these concerns, in place of those whose id `in_place_of` names."""
+        others = (one for one in self.concerns if not in_place_of(one.id))
+        return self.model_copy(update={"concerns": (*others, *concerns)})
 
     def cbt_reason_without(self, skipped: Collection[str]) -> str | None:
         """Why the VM cannot be copied warm without these disks; None: it can. A reason that concerns the whole VM is on each of
