@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from synvirt.destinations.naming import sanitized_label
-from synvirt.disks.rbd import RbdPool, failing
+from synvirt.disks.rbd import RbdPool, device_of, failing
 from synvirt.disks.specs import RbdPlace, RbdWriterSpec, WriterSpec
 from synvirt.errors import DiskWriteFailed
 
@@ -77,9 +77,7 @@ class RbdDestination:
 
     def device(self, name: str) -> str:
         _parts(name)
-        place = self._place
-        # QEMU's syntax (block/rbd.c): a colon in a value would begin the next one.
-        return f"rbd:{place.pool}/{name}:id={place.client}:conf={place.conf.replace(':', chr(92) + ':')}"
+        return device_of(self._place, name)
 
     def destroy(self, name: str) -> None:
         job, _ = _parts(name)

@@ -201,9 +201,14 @@ class RbdReader:
                 self._pool.close()
 
 
+def device_of(place: RbdPlace, image: str) -> str:
+    """QEMU's name of an image (block/rbd.c): rbd:POOL/IMAGE:id=CLIENT:conf=PATH. A colon in the path would begin the next part,
+    so it is `\\:`."""
+    return f"rbd:{place.pool}/{image}:id={place.client}:conf={place.conf.replace(':', chr(92) + ':')}"
+
+
 def spec_of(device: str) -> RbdSpec:
-    """The reader of an image by QEMU's name of it, as `destinations/rbd.py` makes it: rbd:POOL/IMAGE:id=CLIENT:conf=PATH. A
-    colon in the path is `\\:`. ValueError: it is another name."""
+    """The reader of an image by its name as of `device_of`. ValueError: it is another name."""
     kind, image, client, conf = device.split(":", 3)
     if kind != "rbd" or not client.startswith("id=") or not conf.startswith("conf="):
         raise ValueError(f"{device!r} is not a name of an image in a Ceph pool")
