@@ -104,15 +104,14 @@ class Repositories:
 
     def stored(self, repository_id: UUID) -> tuple[BackupRepository, bytes]:
         """The repository, and what is sealed of it: both change with `change`. BackupNotFound."""
-        known = self._known(repository_id)
-        return _shown(known), (known.sealed or "").encode()
+        return _stored(self._known(repository_id))
 
     def change(self, repository_id: UUID, asked: BackupRepositoryChange, check: Check) -> BackupRepository:
         """Renames it, or says where it lies now, once what lies there opens with its key. `check` gets what is `stored`, and
         may refuse. BackupBadRequest, BackupConflict, RepositoryUnreachable, RepositoryKeyWrong, RepositoryDamaged."""
         with self._changing[repository_id]:
-            check(*self.stored(repository_id))
             before, keys = self._known(repository_id), self._keys(repository_id)
+            check(*_stored(before))
             made, password = self._changed(before, asked, keys[0])
             with self._claimed(made):
                 if (made.path, made.peer, made.sealed) != (before.path, before.peer, before.sealed):
@@ -409,3 +408,7 @@ def _folder(
 def _shown(known: BackupRepository) -> BackupRepository:
     """The repository without sealed fields."""
     return BackupRepository.model_validate({name: getattr(known, name) for name in BackupRepository.model_fields})
+
+
+def _stored(known: _Known) -> tuple[BackupRepository, bytes]:
+    return _shown(known), (known.sealed or "").encode()

@@ -40,17 +40,17 @@ def failed(error: Exception, *, as_json: bool = False, of_backups: bool = False)
     return WRONG_USAGE if isinstance(ours, BadRequest) else FAILED
 
 
+def _unnamed(error: OSError) -> str:
+    """What was written where the error names no file."""
+    if _NO_TEMPORARY in str(error):
+        return "a temporary file"
+    return "the standard output" if drop_what_was_refused() else "the standard output, or a file of this command,"
+
+
 def _ours(error: Exception) -> SynvirtError:
     """A foreign error, named by its cause."""
     if isinstance(error, OSError) and (error.errno in _DISK_FULL or _NO_TEMPORARY in str(error)):
-        place = error.filename or (
-            "a temporary file"
-            if _NO_TEMPORARY in str(error)
-            else "the standard output"
-            if drop_what_was_refused()
-            else "the standard output, or a file of this command,"
-        )
-        what = f"{place} cannot be written: {error.strerror}"
+        what = f"{error.filename or _unnamed(error)} cannot be written: {error.strerror}"
         return DiskWriteFailed(what, hint="free some space there, or name another folder")
     if isinstance(error, OSError) and error.errno in _WRONG_PATH and error.filename is not None:
         return BadRequest(f"{error.filename} cannot be used: {error.strerror}")

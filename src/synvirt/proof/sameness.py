@@ -294,7 +294,16 @@ KINDS: dict[str, Kind] = {
 }
 _ON_DISKS = frozenset(
     {
-        *("host name", "system", "time zone", "enabled", "user", "mount", "finds", "configures", "drivers in", "volume"),
+        "host name",
+        "system",
+        "time zone",
+        "enabled",
+        "user",
+        "mount",
+        "finds",
+        "configures",
+        "drivers in",
+        "volume",
         "network file",
     }
 )
