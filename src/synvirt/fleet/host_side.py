@@ -217,7 +217,8 @@ class HostSide:
             async with asyncio.timeout(POWER_ON_S):
                 await adapter.connect()
                 await adapter.inspect(vm_id)
-                await asyncio.to_thread(self._stop_here, job)
+            await asyncio.to_thread(self._stop_here, job)  # in its own time, as the limit is the source's
+            async with asyncio.timeout(POWER_ON_S):
                 await adapter.power_on(vm_id)
         finally:
             await adapter.close()
