@@ -66,6 +66,27 @@ def test_every_file_is_read_as_mkfs_wrote_it(node: str, checksum: str, tmp_path:
     )
 
 
+def test_a_part_of_a_large_file_costs_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An initramfs is read in parts. mkfs.btrfs gives a file an extent for each MiB."""
+    (root := tmp_path / "root").mkdir()
+    content = os.urandom(16 * MIB)
+    (root / "initrd.img").write_bytes(content)
+    with windows(made(tmp_path / "image", root)) as disks:
+        volume = Btrfs(disks)
+        entry = next(iter(volume.subvolumes())).get_file_entry_by_path("/initrd.img")
+        assert entry is not None
+        asked = list[int]()
+        read = volume.trees.read
+
+        def counted(at: int, size: int) -> bytes:
+            asked.append(size)
+            return read(at, size)
+
+        monkeypatch.setattr(volume.trees, "read", counted)
+        assert entry.read_buffer_at_offset(4096, 14 * MIB + 512) == content[14 * MIB + 512 :][:4096]
+    assert sum(asked) <= 2 * MIB
+
+
 def test_parts_of_files_are_read_too(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
