@@ -385,7 +385,9 @@ def test_a_bus_that_the_plan_names_is_the_whole_ladder() -> None:
     assert ladder(fixed(LINUX, disk_bus="sata")) == ("sata",)
     assert ladder(fixed(LINUX, disk_bus="nvme")) == ladder(fixed(LINUX)), "a bus that libvirt has not is no choice"
     uefi = LINUX.model_copy(update={"firmware": "uefi"})
-    assert ladder(fixed(uefi, disk_bus="ide")) == ("sata",), "UEFI machines have no IDE"
+    assert ladder(fixed(uefi, disk_bus="ide")) == ("ide",), "by the older chipset"
+    secure = uefi.model_copy(update={"secure_boot": True})
+    assert ladder(fixed(secure, disk_bus="ide")) == ("sata",), "Secure Boot has no IDE"
 
 
 def test_each_rung_has_cards_that_go_with_it() -> None:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from synvirt.hypervisor import hardware
+from synvirt.hypervisor import domain_xml, hardware
 from synvirt.machines import disk_drivers, disk_names
 from synvirt.migrations.landing import machine_of
 from synvirt.model.machine import Concern, VmManifest
-from tests.hypervisor.test_domain_xml import LINUX, fixed, ladder
+from tests.fakes.hypervisor import HOST
+from tests.hypervisor.test_domain_xml import LINUX, fixed, ladder, volumes
 
 DEBIAN, DRACUT, ARCH = "/boot/initrd.img-6.1.0-28-amd64", "/boot/initramfs-5.14.0-427.el9.img", "/boot/initramfs-linux.img"
 
@@ -26,7 +27,8 @@ def concerns(manifest: VmManifest) -> list[Concern]:
         ("sd_mod, virtio_pci, virtio_scsi", "bios", "scsi", "scsi virtio sata ide"),
         ("ahci, ata_piix, sd_mod", "bios", "sata", "sata virtio scsi ide"),
         ("ata_piix, sd_mod", "bios", "ide", "ide virtio scsi sata"),
-        ("ata_piix, sd_mod", "uefi", "none", "virtio scsi sata"),
+        ("ata_piix, sd_mod", "uefi", "ide", "ide virtio scsi sata"),
+        ("ahci, ata_piix, sd_mod", "uefi", "sata", "sata virtio scsi"),
         ("ahci", "bios", "none", "virtio scsi sata ide"),
         ("none for disks here", "bios", "none", "virtio scsi sata ide"),
     ],
@@ -41,6 +43,24 @@ def test_the_ladder_begins_with_a_bus_that_the_initramfs_has_a_driver_for(
     again = disk_drivers.noted(manifest, {f"drivers in {DEBIAN}": "virtio_blk, virtio_pci"})
     assert not concerns(again), "what was noted before a conversion is not so after it"
     assert disk_drivers.noted(manifest, {}).concerns == again.concerns
+
+
+def test_by_uefi_a_linux_with_drivers_for_ide_alone_gets_the_chipset_that_has_it() -> None:
+    """As dracut makes them on Hyper-V of the second generation and on XenServer: ata_piix is in all of them."""
+    job = fixed(noted("ata_piix, sd_mod", file=DRACUT, firmware="uefi"))
+    built = domain_xml.build(machine_of(job), volumes(LINUX), HOST).xml
+    assert ('machine="pc"' in built, 'bus="ide"' in built, 'type="pflash"' in built) == (True, True, True)
+    assert 'bus="sata"' not in built
+
+
+def test_secure_boot_has_no_ide() -> None:
+    manifest = LINUX.model_copy(update={"firmware": "uefi", "secure_boot": True})
+    manifest = disk_drivers.noted(manifest, {f"drivers in {DRACUT}": "ata_piix, sd_mod"})
+    (concern,) = concerns(manifest)
+    assert "has drivers only for IDE" in concern.assessment
+    assert "Secure Boot off" in concern.remedy
+    assert " ".join(ladder(fixed(manifest))) == "virtio scsi sata"
+    assert " ".join(ladder(fixed(manifest, disk_bus="ide"))) == "sata"
 
 
 def test_names_of_disks_do_not_lead_to_a_bus_without_a_driver() -> None:

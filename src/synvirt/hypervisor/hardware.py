@@ -6,7 +6,7 @@ the best one that the guest should be able to boot from; each next one needs les
     virtio   every Linux since 2008, unless its initramfs was made without; Windows, after drivers were installed
     scsi     virtio-scsi: other drivers of the same family, and the names (sda) that an old fstab may expect
     sata     AHCI: every system since 2008, without our drivers
-    ide      the chipset of 1996: for older systems, BIOS only
+    ide      the chipset of 1996: for older systems, and for a Linux whose initramfs has drivers for nothing else
 """
 
 import hashlib
@@ -116,9 +116,14 @@ def ladder(machine: Machine) -> tuple[DiskBus, ...]:
         disk.sector_bytes in _LARGE_SECTORS for disk in manifest.disks if disk.key not in machine.skipped
     ):
         rungs = tuple(bus for bus in LADDER if BUSES[bus].any_sectors)
-    if manifest.firmware == "uefi":
+    if manifest.firmware == "uefi" and not (_by_ide(machine) and not manifest.secure_boot):
         rungs = tuple(bus for bus in rungs if bus != "ide") or ("sata",)
     return rungs
+
+
+def _by_ide(machine: Machine) -> bool:
+    """Whether IDE is asked for, or needed. Nothing that boots by UEFI is so old that it would be worth a try otherwise."""
+    return "ide" in (machine.target.disk_bus, first_bus(machine.manifest))
 
 
 def bus_now(machine: Machine) -> DiskBus:

@@ -23,6 +23,7 @@ NEEDED: Mapping[DiskBus, frozenset[str]] = MappingProxyType(
     }
 )
 _CALLED: Final[Mapping[str, str]] = MappingProxyType({"scsi": "SCSI (virtio-scsi)", "sata": "SATA", "ide": "IDE"})
+_WITHOUT_SECURE_BOOT: Final = " Or switch Secure Boot off at the source before the copy: the guest then starts by IDE."
 _ADDED: Final = "virtio_pci virtio_blk virtio_scsi"
 
 
@@ -42,9 +43,11 @@ def first_bus(manifest: VmManifest) -> DiskBus | None:
 
 def _concerns(manifest: VmManifest, file: str, value: str) -> list[Concern]:
     has = set(value.split(", "))
-    buses = [bus for bus, needed in NEEDED.items() if needed <= has and not (bus == "ide" and manifest.firmware == "uefi")]
+    buses = [bus for bus, needed in NEEDED.items() if needed <= has]
+    if buses == ["ide"] and manifest.secure_boot:
+        return [_none(file, "only for IDE, which comes with a chipset that has no Secure Boot", _WITHOUT_SECURE_BOOT)]
     if not buses:
-        return [_none(file)]
+        return [_none(file, "for none of the buses that its disks can have here")]
     return [] if buses[0] == "virtio" else [_other(file, buses[0])]
 
 
@@ -59,15 +62,15 @@ def _other(file: str, bus: DiskBus) -> Concern:
     )
 
 
-def _none(file: str) -> Concern:
+def _none(file: str, drivers: str, also: str = "") -> Concern:
     return Concern(
         id=f"{_PREFIX}none",
         category="Warning",
         label="Initramfs without drivers for the disks here",
-        assessment=f"The guest's {file} has a driver for none of the buses that its disks can have here: it would not find its "
-        "root file system, and stop.",
+        assessment=f"The guest's {file} has drivers {drivers}: it would not find its root file system, and stop.",
         remedy=f"In the guest at the source: {_command(file)}; then copy it again. Or have it converted (conversion: always, "
-        "also by a retry of the job), which makes the initramfs anew. Or start its rescue entry here, and do the same there.",
+        "also by a retry of the job), which makes the initramfs anew. Or start its rescue entry here, and do the same there."
+        + also,
     )
 
 
