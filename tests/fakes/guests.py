@@ -10,6 +10,7 @@ from typing import ClassVar
 from synvirt.errors import Cancelled, V2vFailed
 from synvirt.guests import AdoptFailed, OnMessage
 from synvirt.guests.virt_v2v import ALONE
+from synvirt.machines.disk_drivers import finds_no_disk
 from synvirt.model.machine import VmManifest
 
 MARK = b"virtio drivers are here"
@@ -46,7 +47,7 @@ class FakePreparer:
         self.prepared: list[str] = []
 
     def wants(self, manifest: VmManifest) -> bool:
-        return manifest.guest_os.family == "windows"
+        return manifest.guest_os.family == "windows" or (finds_no_disk(manifest) and not self.missing)
 
     def check(self, manifest: VmManifest) -> None:
         if self.missing:

@@ -13,6 +13,7 @@ import pytest
 from synvirt.errors import V2vFailed
 from synvirt.guests import virt_v2v
 from synvirt.guests.virt_v2v import VirtV2vInPlace
+from synvirt.machines import disk_drivers
 from synvirt.model.machine import Nic
 from synvirt.programs import ProgramFailed
 from tests.guests import phony_windows
@@ -137,6 +138,19 @@ def test_a_linux_guest_needs_no_driver_image(tmp_path: Path, monkeypatch: pytest
     preparer.check(manifest(LINUX))
     with pytest.raises(V2vFailed, match=r"none\.iso is missing"):
         preparer.check(manifest())
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_linux_is_wanted_where_its_initramfs_finds_no_disk_and_the_tool_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, installed: bool
+) -> None:
+    monkeypatch.setattr(virt_v2v, "find", lambda program: program if installed else None)
+    preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "none.iso", tmp_path / "none", kvm=lambda: True)
+    linux = manifest(LINUX)
+    assert not preparer.wants(linux)
+    assert not preparer.wants(disk_drivers.noted(linux, {"drivers in /boot/initrd.img-6.1": "ahci, sd_mod"}))
+    assert preparer.wants(disk_drivers.noted(linux, {"drivers in /boot/initrd.img-6.1": "none for disks here"})) is installed
+    assert preparer.wants(manifest()), "Windows, whose check says what is missing"
 
 
 @pytest.mark.parametrize("name", ["one\x01two", "half \ud800", "a\rb", "<&>"])

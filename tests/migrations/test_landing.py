@@ -1,7 +1,7 @@
 """A job whose guest does not boot from the first bus climbs; names are claimed before anything is copied. Fakes, real store."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import Conflict, Internal, SourceUnreachable, SynvirtError
+from synvirt.guests.virt_v2v import ALONE
 from synvirt.kvm.identity import Identity
 from synvirt.machines.loader import Loader
 from synvirt.migrations import advance
@@ -19,6 +20,7 @@ from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus, Nic, VmManifest
 from synvirt.sizes import KIB
 from synvirt.store import Store
+from tests.fakes.guests import FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
@@ -80,6 +82,48 @@ def test_a_linux_whose_initramfs_has_no_virtio_begins_by_a_bus_that_it_has(house
     assert job.manifest is not None
     (concern,) = (one for one in job.manifest.concerns if one.id.startswith("boot-drivers"))
     assert "update-initramfs" in concern.remedy
+
+
+NOWHERE = {"drivers in /boot/initramfs-5.14.img": "none for disks here"}
+
+
+class MakesInitramfs(FakePreparer):
+    """Afterwards the initramfs has what it needs here."""
+
+    house: House
+
+    def adopt(self, name: str, devices: list[str], *, backing: Mapping[str, str] = ALONE) -> None:
+        super().adopt(name, devices, backing=backing)
+        self.house.disks_say = dict.fromkeys(NOWHERE, "virtio_blk, virtio_pci")
+
+
+@pytest.mark.parametrize("mode", ["Cold", "Warm"])
+def test_a_linux_whose_initramfs_finds_no_disk_here_gets_one_that_does(tmp_path: Path, mode: str) -> None:
+    preparer = MakesInitramfs()
+    preparer.house = house = House(tmp_path, workers=in_process, preparer=preparer)
+    house.disks_say = NOWHERE
+    house.platform.add_vm(VM, {"disk-0": b"boot" * KIB})
+    job = house.run(house.intake.submit(live_plan(mode)).id)
+    assert job.state == State.COMPLETED, job.last_error
+    assert len(preparer.prepared) == 1
+    assert outcomes(job.boot_attempts) == [("virtio", "agent", False)]
+    assert job.manifest is not None
+    assert not [one for one in job.manifest.concerns if one.id.startswith("boot-drivers")]
+    house.close()
+
+
+@pytest.mark.parametrize(("conversion", "missing"), [("never", False), ("auto", True)])
+def test_a_linux_whose_initramfs_finds_no_disk_here_is_tried_as_it_is_where_nothing_can_make_another(
+    tmp_path: Path, conversion: str, missing: bool
+) -> None:
+    house = House(tmp_path, workers=in_process, preparer=FakePreparer(missing=missing))
+    house.disks_say = NOWHERE
+    job = run(house, conversion=conversion)
+    assert job.state == State.COMPLETED, job.last_error
+    assert job.conversion is None
+    assert job.manifest is not None
+    assert [one.id for one in job.manifest.concerns if one.id.startswith("boot-drivers")] == ["boot-drivers:none"]
+    house.close()
 
 
 def test_a_linux_with_settings_for_a_network_card_by_its_name_is_noted(house: House) -> None:

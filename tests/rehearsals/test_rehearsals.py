@@ -117,6 +117,21 @@ def test_a_guest_is_converted_on_the_clone_alone(tmp_path: Path) -> None:
     stage.close()
 
 
+def test_a_linux_whose_initramfs_finds_no_disk_here_is_rehearsed_with_another_as_it_will_get_one(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "house", Writing())
+    stage.disks_say = [{"drivers in /boot/initramfs-5.14.img": "none for disks here"}]
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    found = stage.rehearse(job.id)
+    assert found.state is RehearsalState.PASSED
+    assert found.conversion_s is not None
+    assert isinstance(stage.house.hypervisor, Writing)
+    assert stage.house.hypervisor.seen[found.id].startswith(MARK)
+    stage.cancel(job.id)
+    stage.close()
+
+
 @pytest.mark.parametrize(("conversion", "bus"), [("never", "scsi"), ("always", "virtio")])
 def test_a_linux_that_names_its_disks_by_their_devices_is_rehearsed_on_the_bus_that_it_will_get(
     tmp_path: Path, conversion: str, bus: str

@@ -38,7 +38,8 @@ class GuestPreparer(Protocol):
 
         volumes ◀── read only ── convert ──▶ overlays, by the name of the job ── adopt ──▶ volumes
 
-    - `wants(manifest)`: whether this guest needs preparing (Windows does).
+    - `wants(manifest)`: whether this guest needs preparing: a Windows does, and a Linux whose initramfs has no driver for disks
+      here.
     - `check(manifest)`: V2vFailed with the cause, when what this guest's conversion needs is missing on this host: the tool,
       or the driver image.
     - `convert(name, ...)`: installs the drivers (`devices` as `in_order` has them). The changes are in overlays of that name,

@@ -22,6 +22,7 @@ from synvirt.errors import V2vFailed
 from synvirt.guests import OnMessage, overlays
 from synvirt.guests.driver_folder import unpacked
 from synvirt.guests.driver_image import Unreadable, top_names
+from synvirt.machines.disk_drivers import finds_no_disk
 from synvirt.model.job import MessageKind
 from synvirt.model.machine import VmManifest, letters
 from synvirt.programs import ProgramFailed, end_users, find, inherited, run
@@ -102,7 +103,8 @@ class VirtV2vInPlace:
         self._kvm = kvm
 
     def wants(self, manifest: VmManifest) -> bool:
-        return manifest.guest_os.family == "windows"
+        """A Windows; a Linux only where this host has the tool, as it need not be here for others."""
+        return manifest.guest_os.family == "windows" or (finds_no_disk(manifest) and find(PROGRAM) is not None)
 
     def check(self, manifest: VmManifest) -> None:
         if find(PROGRAM) is None:

@@ -12,6 +12,7 @@ from typing import Final
 from synvirt.model.machine import Concern, DiskBus, VmManifest
 
 _PREFIX: Final = "boot-drivers:"
+_NONE: Final = f"{_PREFIX}none"
 _FACT: Final = "drivers in "
 # Of each bus here, best first, the drivers that its disks need.
 NEEDED: Mapping[DiskBus, frozenset[str]] = MappingProxyType(
@@ -33,6 +34,11 @@ def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
     found = next(((file, value) for fact, value in facts.items() if (file := fact.removeprefix(_FACT)) != fact), None)
     concerns = [] if found is None else _concerns(manifest, *found)
     return manifest.with_concerns(concerns, in_place_of=lambda id_: id_.startswith(_PREFIX))
+
+
+def finds_no_disk(manifest: VmManifest) -> bool:
+    """Whether it was noted that the guest boots by no bus here, unless its initramfs is made anew."""
+    return any(concern.id == _NONE for concern in manifest.concerns)
 
 
 def first_bus(manifest: VmManifest) -> DiskBus | None:
@@ -64,13 +70,13 @@ def _other(file: str, bus: DiskBus) -> Concern:
 
 def _none(file: str, drivers: str, also: str = "") -> Concern:
     return Concern(
-        id=f"{_PREFIX}none",
+        id=_NONE,
         category="Warning",
         label="Initramfs without drivers for the disks here",
         assessment=f"The guest's {file} has drivers {drivers}: it would not find its root file system, and stop.",
-        remedy=f"In the guest at the source: {_command(file)}; then copy it again. Or have it converted (conversion: always, "
-        "also by a retry of the job), which makes the initramfs anew. Or start its rescue entry here, and do the same there."
-        + also,
+        remedy="Install virt-v2v on this host: unless the plan's conversion is never, it makes the initramfs anew, also in a "
+        f"retry of the job. Or in the guest at the source: {_command(file)}; then copy it again. Or start its rescue entry "
+        f"here, and do the same there.{also}",
     )
 
 

@@ -55,7 +55,7 @@ from synvirt.jobs.instant import (
     why_not_onto,
 )
 from synvirt.migrations.job import Job
-from synvirt.migrations.landing import define_on, land, machine_of
+from synvirt.migrations.landing import define_on, land, machine_of, note_content
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Instant, InstantState, Migration, Pass
@@ -184,6 +184,7 @@ async def _landed(job: Job, volumes: list[Volume]) -> None:
         await _be(job, "running", started_at=now())
 
     try:
+        await note_content(job, volumes)
         await land(job, volumes, starts)
     except GuestBootFailed as error:
         log.warning("the guest was not seen to boot; it is copied all the same", job=str(job.id), cause=error.detail)

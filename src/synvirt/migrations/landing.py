@@ -59,10 +59,9 @@ async def claim(job: Job) -> None:
 async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable[None]]) -> None:
     """Boots the guest. GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name
     meanwhile. `check` raises when the guest must not be started; it is called before each rung, as a rung takes minutes."""
-    if job.migration.domain is None and not job.migration.boot_attempts:
-        if not await _carry_variables(job):
-            await _make_entries(job, volumes)
-        await _note_content(job, volumes)
+    is_first = job.migration.domain is None and not job.migration.boot_attempts
+    if is_first and not await _carry_variables(job):
+        await _make_entries(job, volumes)
     starts = job.migration.plan.target.start
     if starts and not job.migration.boot_attempts:
         await job.change(boot_attempts=(_attempt(ladder(machine_of(job.migration))[0]),))
@@ -125,11 +124,12 @@ def disks_of(volumes: Sequence[Volume]) -> list[str]:
     return [volume.path if volume.early is None else by_socket(volume.early.socket) for volume in volumes]
 
 
-async def _note_content(job: Job, volumes: list[Volume]) -> None:
+async def note_content(job: Job, volumes: list[Volume]) -> None:
     """Notes how a Linux itself names its disks, and the bus that its initramfs has drivers for, by which the ladder begins. One
     that does not find all its disks boots far enough to show signs of life, and stops a minute later; one without a driver
-    waits for minutes. Its network cards, too: one that it does not find gets no address."""
-    if job.manifest.guest_os.family != "linux":
+    waits for minutes. Its network cards, too: one that it does not find gets no address. Once the guest may have been started,
+    the disks are its own, and nothing is noted."""
+    if job.manifest.guest_os.family != "linux" or job.migration.domain is not None or job.migration.boot_attempts:
         return
     facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, disks_of(volumes)))
     noted = card_names.noted(disk_drivers.noted(disk_names.noted(job.manifest, facts), facts), facts)

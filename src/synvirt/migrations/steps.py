@@ -30,7 +30,7 @@ from synvirt.machines.texts import clean
 from synvirt.migrations import instant, repairing, source_vm
 from synvirt.migrations.files import disks_of_files, importer_of, refuse_changed
 from synvirt.migrations.job import Job, volume_label
-from synvirt.migrations.landing import claim, land
+from synvirt.migrations.landing import claim, land, note_content
 from synvirt.migrations.passes import run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.patience import patiently
@@ -203,7 +203,7 @@ async def copying_full(job: Job) -> Facts:
         return Facts(repair=True)
     if job.migration.retry_of is not None:
         if job.migration.plan.source.Live is None:
-            return _facts(job)
+            return await _copied(job)
         await _destroy_others(job)
     await _make_volumes(job)
     if job.migration.plan.source.Offline is not None:
@@ -215,13 +215,13 @@ async def copying_full(job: Job) -> Facts:
                 await pass_through(job, tool, source, disks)
         elif instant.applies(job.migration):
             await instant.copy_under_the_guest(job, disks, partial(refuse_changed, job, disks))
-            return _facts(job)
+            return Facts()  # its guest runs: it is prepared for nothing any more
         else:
             await run_pass(job, Pass(number=1, kind="full"), disks, fresh=True)
         await refuse_changed(job, disks)
-        return _facts(job)
+        return await _copied(job)
     await copy_full(job)
-    return _facts(job)
+    return _facts(job) if job.is_warm else await _copied(job)
 
 
 async def delta_syncing(job: Job) -> Facts:
@@ -232,6 +232,13 @@ async def delta_syncing(job: Job) -> Facts:
 async def cutting_over(job: Job) -> Facts:
     """Shuts the source down, and copies its last changes."""
     await cut_over(job)
+    return await _copied(job)
+
+
+async def _copied(job: Job) -> Facts:
+    """The facts of volumes that have all the guest's data. What a Linux's disks say is noted first: it may have to be prepared,
+    and after that they say something else."""
+    await note_content(job, await job.in_thread(_volumes, job))
     return _facts(job)
 
 
@@ -301,7 +308,7 @@ async def v2v_processing(job: Job) -> Facts:
     await patiently(job, lambda _: job.in_thread(preparer.adopt, name, devices))
     await job.in_thread(preparer.discard, name)
     await job.strike("conversion", name)
-    return _facts(job)
+    return await _copied(job)
 
 
 # Limits of a job's messages: a tool may write without end.

@@ -169,8 +169,8 @@ class MigrationPlan(Received):
     waive_concerns: tuple[str, ...] = ()
     warm: Warm = Warm()
     limits: Limits = Limits()
-    # Whether virtio drivers are installed in the guest: `auto` for Windows, which cannot start without them; `always` also for
-    # Linux.
+    # Whether virtio drivers are installed in the guest: `auto` for one that cannot start without them, as Windows; `always` for
+    # every Linux too.
     conversion: Literal["auto", "always", "never"] = "auto"
     # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off after shutdown_timeout_s;
     # `hold` asks it and waits, as it may be installing updates; `force` does not ask.

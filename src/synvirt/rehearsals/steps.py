@@ -36,7 +36,7 @@ from synvirt.migrations.proof.moved import SETTLED_WITHIN_S
 from synvirt.model.checks import Check
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
-from synvirt.model.machine import DiskBus
+from synvirt.model.machine import DiskBus, VmManifest
 from synvirt.model.rehearsal import ROLE_PORTS, AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
@@ -88,7 +88,8 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
     volumes = _volumes(under_way, job)
     if not rehearsal.read and rehearsal.conversion_s is None and (found := _read(under_way, volumes)):
         under_way.move(read=found)
-    if job.converts:
+    as_read = _as_read(under_way.rehearsal, job.manifest)
+    if rehearsal.conversion_s is not None or under_way.rooms.converts(job.migration.plan, as_read):
         name, devices = str(rehearsal.id), in_order(job.manifest, {volume.disk_key: volume.path for volume in volumes})
         if rehearsal.conversion_s is None:
             began = time.monotonic()
@@ -151,13 +152,19 @@ def _booted(under_way: UnderWay, machine: Machine, volumes: list[Volume]) -> str
     return hypervisor.wait_until_booted(machine.id, rooms.boot_timeout_s, under_way.stop)
 
 
+def _as_read(rehearsal: Rehearsal, manifest: VmManifest) -> VmManifest:
+    """With what a Linux's disks say. What was read before a conversion is not so any more: that writes the names that the disks
+    have here, and the initramfs."""
+    if manifest.guest_os.family != "linux" or rehearsal.conversion_s is not None:
+        return manifest
+    return disk_drivers.noted(disk_names.noted(manifest, rehearsal.read), rehearsal.read)
+
+
 def _machine(rehearsal: Rehearsal, job: Migration, attempts: tuple[BootAttempt, ...], wires: tuple[int, ...] = ()) -> Machine:
     assert job.manifest is not None
-    # What was read before a conversion is not so any more: it writes the names that the disks have here, and the initramfs.
-    as_read, read = job.manifest.guest_os.family == "linux" and rehearsal.conversion_s is None, rehearsal.read
     return Machine(
         id=rehearsal.id,
-        manifest=disk_drivers.noted(disk_names.noted(job.manifest, read), read) if as_read else job.manifest,
+        manifest=_as_read(rehearsal, job.manifest),
         target=job.plan.target,
         skipped=frozenset(disk.key for disk in job.disks if disk.state == "skipped"),
         has_drivers=rehearsal.conversion_s is not None,

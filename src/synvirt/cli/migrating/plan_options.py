@@ -167,7 +167,9 @@ class PlanOptions:
     ] = None
     conversion: Annotated[
         str,
-        typer.Option(metavar="WHEN", help="Put virtio drivers into the guest: auto (Windows), always or never"),
+        typer.Option(
+            metavar="WHEN", help="Put virtio drivers into the guest: auto (where it cannot start without), always or never"
+        ),
         Sets("conversion", words=CONVERSIONS),
     ] = "auto"
     shutdown: Annotated[
