@@ -117,34 +117,21 @@ def test_a_guest_is_converted_on_the_clone_alone(tmp_path: Path) -> None:
     stage.close()
 
 
-def test_a_linux_whose_initramfs_finds_no_disk_here_is_rehearsed_with_another_as_it_will_get_one(tmp_path: Path) -> None:
-    stage = Stage(tmp_path / "house", Writing())
-    stage.disks_say = [{"drivers in /boot/initramfs-5.14.img": "none for disks here"}]
-    job = stage.submit()
-    stage.begin_job(job.id)
-    stage.holds(job.id)
-    found = stage.rehearse(job.id)
-    assert found.state is RehearsalState.PASSED
-    assert found.conversion_s is not None
-    assert isinstance(stage.house.hypervisor, Writing)
-    assert stage.house.hypervisor.seen[found.id].startswith(MARK)
-    stage.cancel(job.id)
-    stage.close()
-
-
-@pytest.mark.parametrize(("conversion", "bus"), [("never", "scsi"), ("always", "virtio")])
-def test_a_linux_that_names_its_disks_by_their_devices_is_rehearsed_on_the_bus_that_it_will_get(
-    tmp_path: Path, conversion: str, bus: str
-) -> None:
-    """A conversion writes the names that the disks have here into its fstab."""
+@pytest.mark.parametrize(
+    ("conversion", "drivers", "bus"),
+    [("never", "virtio_blk, virtio_pci", "scsi"), ("always", "virtio_blk, virtio_pci", "virtio"), ("auto", "none", "virtio")],
+)
+def test_a_linux_is_rehearsed_on_the_bus_that_it_will_get(tmp_path: Path, conversion: str, drivers: str, bus: str) -> None:
+    """A conversion writes the names that the disks have here into its fstab, and the drivers for them into its initramfs."""
     stage = Stage(tmp_path / "house", FakeHypervisor(), conversion=conversion)
-    stage.disks_say = [{"mount /data": "/dev/sdb1 ext4"}]
+    stage.disks_say = [{"mount /data": "/dev/sdb1 ext4", "drivers in /boot/initramfs-5.14.img": drivers}]
     job = stage.submit()
     stage.begin_job(job.id)
     stage.holds(job.id)
     found = stage.rehearse(job.id)
     assert found.state is RehearsalState.PASSED
     assert f"disks on {bus}" in found.checks[0].detail
+    assert (found.conversion_s is None) == (conversion == "never")
     stage.cancel(job.id)
     stage.close()
 
