@@ -11,11 +11,23 @@ import structlog
 log = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 def pause_after(tries: int, pauses: Sequence[float]) -> float:
     """The pause after so many failed tries, counted from 0. The last of `pauses` is also that of all further tries."""
     return pauses[min(tries, len(pauses) - 1)]
+
+
+def tried_again(attempt: Callable[[], T], *, tries: int, after: Callable[[Exception], object]) -> T:
+    """What `attempt` returns. It is called again at once after an error that `after` is true for, `tries` times in all."""
+    for tries_left in reversed(range(tries)):
+        try:
+            return attempt()
+        except Exception as error:
+            if not tries_left or not after(error):
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 class Pauses(Generic[K]):

@@ -5,17 +5,18 @@ instruction of a guest in long mode. So the probe is a guest that enters long mo
 0.1 s where KVM works, 0.3 s under QEMU's own translator (TCG), minutes where KVM only pretends.
 """
 
-import contextlib
 import json
 import os
 import threading
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from synvirt.durable import user_name
 from synvirt.errors import SynvirtError
 from synvirt.programs import ProgramFailed, find, run
+from synvirt.repeating import tried_again
 
 EMULATOR = "qemu-system-x86_64"
 KVM_DEVICE = Path("/dev/kvm")
@@ -138,10 +139,7 @@ def _probed(remember_in: Path | None) -> tuple[Accelerator, bool]:
 
 
 def _boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
-    for _ in range(TRIES - 1):
-        with contextlib.suppress(ProbeEnded):
-            return boots_under(kind)
-    return boots_under(kind)
+    return tried_again(partial(boots_under, kind), tries=TRIES, after=lambda error: isinstance(error, ProbeEnded))
 
 
 def _may_open() -> bool:

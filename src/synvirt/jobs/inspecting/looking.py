@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -60,6 +61,7 @@ from synvirt.offline.registry import BY_KIND
 from synvirt.offline.several import choosing
 from synvirt.programs import ENDED_HINT, inherited, is_from_outside
 from synvirt.remote import Remote
+from synvirt.repeating import tried_again
 from synvirt.sizes import MIB
 
 # To inspect a file of this host takes milliseconds, on a slow share a second. A share that hangs is reported.
@@ -147,11 +149,10 @@ class CagedLooking:
         return answer["ok"]
 
     def _answer(self, look: Look) -> dict[str, Any]:
-        for _ in range(TRIES - 1):
-            with suppress(_LookerGone, ReaderKilled):
-                return self._answer_now(look)
         try:
-            return self._answer_now(look)
+            return tried_again(
+                partial(self._answer_now, look), tries=TRIES, after=lambda error: isinstance(error, (_LookerGone, ReaderKilled))
+            )
         except _LookerGone as error:
             raise Internal("the inspection of files does not run", hint="see the service's log") from error
 

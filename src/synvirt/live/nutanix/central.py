@@ -9,6 +9,7 @@ import base64
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
@@ -16,7 +17,7 @@ from uuid import uuid4
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live.nutanix.making import Noted
 from synvirt.live.nutanix.pages import Page, joined, windows
-from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, described, dig, listed, number, pauses, quoted, text
+from synvirt.live.nutanix.prism import Absent, Prism, Refused, described, dig, listed, number, of_newest, pauses, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 from synvirt.live.odd import check_count
 from synvirt.transport import Answer
@@ -37,8 +38,6 @@ TASK_TIMEOUT_S: Final = 6 * 3600.0
 POWER_TIMEOUT_S: Final = 600.0
 # The unit of comparison: v4's smallest is 32 KiB.
 BLOCK_BYTES: Final = 65536
-# How often a change is tried again, if somebody else has changed the same object in between.
-OUTDATED_TRIES: Final = 5
 _VERSION: Final = re.compile(r"v4\.(\d{1,2})")
 _SCOPE: Final = re.compile(r"/dataprotection/(v4\.\d{1,2}(?:\.[ab]\d{1,2})?)/content")
 _PROBES: Final[Mapping[str, str]] = {
@@ -248,31 +247,24 @@ class Central:
 
     def power(self, vm_id: str, action: str) -> None:
         """One of power-on, power-off, shutdown (ACPI), guest-shutdown (by NGT)."""
-        for attempt in range(OUTDATED_TRIES):
+
+        def change() -> None:
             _, etag = self.vm(vm_id)
-            try:
-                self.do("POST", "vmm", f"ahv/config/vms/{quoted(vm_id)}/$actions/{action}", f"{action} {vm_id}", etag=etag)
-            except Outdated:
-                if attempt + 1 == OUTDATED_TRIES:
-                    raise
-                continue
-            return
+            self.do("POST", "vmm", f"ahv/config/vms/{quoted(vm_id)}/$actions/{action}", f"{action} {vm_id}", etag=etag)
+
+        of_newest(change)
 
     def describe(self, vm_id: str, note: str) -> None:
         """Adds a line to the VM's description, once; tried again where somebody else changes the VM meanwhile."""
-        for attempt in range(OUTDATED_TRIES):
+
+        def change() -> None:
             vm, etag = self.vm(vm_id)
             present = text(vm, "description")
-            if (wanted := described(present, note)) == present:
-                return
-            changed = {**vm, "description": wanted}
-            try:
+            if (wanted := described(present, note)) != present:
+                changed = {**vm, "description": wanted}
                 self.do("PUT", "vmm", f"ahv/config/vms/{quoted(vm_id)}", f"describe {vm_id}", json=changed, etag=etag)
-            except Outdated:
-                if attempt + 1 == OUTDATED_TRIES:
-                    raise
-                continue
-            return
+
+        of_newest(change)
 
     def cluster(self, cluster_id: str) -> dict[str, Any]:
         return self.get("clustermgmt", f"config/clusters/{quoted(cluster_id)}", "look at a cluster")[0]
@@ -320,17 +312,13 @@ class Central:
 
     def remove(self, namespace: str, rest: str, what: str) -> None:
         """Removes a thing; one that is gone is no error."""
-        for attempt in range(OUTDATED_TRIES):
-            try:
-                _, etag = self.get(namespace, rest, what)
-                self.do("DELETE", namespace, rest, what, etag=etag)
-            except Absent:
-                return
-            except Outdated:
-                if attempt + 1 == OUTDATED_TRIES:
-                    raise
-                continue
-            return
+
+        def change() -> None:
+            _, etag = self.get(namespace, rest, what)
+            self.do("DELETE", namespace, rest, what, etag=etag)
+
+        with suppress(Absent):
+            of_newest(change)
 
     def regions(self, point: DiskPoint, since: DiskPoint | None, size: int) -> Iterator[Region]:
         """Refused: one of the two is gone. The cluster's token is valid for some 15 minutes: a refused one is replaced."""

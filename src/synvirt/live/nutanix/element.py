@@ -14,13 +14,13 @@ from synvirt.live.nutanix.pages import Page, joined
 from synvirt.live.nutanix.prism import (
     Absent,
     Broken,
-    Outdated,
     Prism,
     Refused,
     described,
     dig,
     listed,
     number,
+    of_newest,
     pauses,
     quoted,
     text,
@@ -129,21 +129,19 @@ class Element:
 
     def describe(self, vm_id: str, note: str) -> None:
         """Adds a line to the VM's description, once; tried again where somebody else changes the VM meanwhile."""
-        for _ in range(5):
+
+        def change() -> None:
             found = self.vm(vm_id)
             found.pop("status", None)
             spec = found.get("spec")
             if not isinstance(spec, dict):
                 return
             present = text(spec, "description")
-            if (wanted := described(present, note)) == present:
-                return
-            spec["description"] = wanted
-            try:
+            if (wanted := described(present, note)) != present:
+                spec["description"] = wanted
                 self.prism.ask("PUT", f"{V3}/vms/{quoted(vm_id)}", what=f"describe {vm_id}", json=found)
-            except Outdated:
-                continue
-            return
+
+        of_newest(change)
 
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,19 +5,22 @@ takes. A request that makes something has its own NTNX-Request-Id, so that its r
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
 from synvirt.disks.download import basic
 from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError
+from synvirt.repeating import tried_again
 from synvirt.transport import Answer, HttpClient, Recorder, Trust
 
 # Pauses before each new attempt: a Prism leader that fails over is back within half a minute.
 RETRY_PAUSES_S: Final = (0.5, 2.0, 5.0, 10.0, 15.0)
 _PASSING: Final = frozenset({409, 429, 502, 503, 504})
 _MESSAGE_CHARS: Final = 300
+# How often a change is tried, if somebody else changes the same object in between.
+_CHANGE_TRIES: Final = 5
 DESCRIPTION_CHARS_MAX: Final = 1000
 
 
@@ -113,6 +116,11 @@ class Prism:
 
     def close(self) -> None:
         self._client.close()
+
+
+def of_newest(change: Callable[[], None]) -> None:
+    """Calls what reads an object and then changes it; again, if somebody else has changed it in between. Outdated."""
+    tried_again(change, tries=_CHANGE_TRIES, after=lambda error: isinstance(error, Outdated))
 
 
 def pauses(timeout_s: float) -> Iterator[float]:

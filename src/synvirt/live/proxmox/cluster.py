@@ -14,6 +14,7 @@ from synvirt.live import VmRow
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox.api import BUSY_HINT, Api, mapping, refuse_failed, rows
 from synvirt.live.proxmox.seen import Seen, Volume, power_state
+from synvirt.repeating import tried_again
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -265,7 +266,8 @@ class Cluster:
         """Adds a note for people, and switches off its start with the node. What somebody else writes meanwhile stays: the
         digest is of the configuration that the note is added to."""
         row = self.row(vm_id)
-        for tries_left in reversed(range(MARK_TRIES)):
+
+        def change() -> None:
             config = self.config(row)
             description = str(config.get("description", ""))
             if note in description and not settings.is_on(config.get("onboot")):
@@ -275,13 +277,11 @@ class Cluster:
             # Its owner's text goes first: where there is no room, there is no note.
             if note not in description and len(added) <= DESCRIPTION_CHARS_MAX:
                 wanted["description"] = added
-            try:
-                self.api.put(f"{self.path(row)}/config", **wanted)
-            except Internal as error:
-                if not tries_left or not _MODIFIED.search(error.detail):
-                    raise
-            else:
-                return
+            self.api.put(f"{self.path(row)}/config", **wanted)
+
+        tried_again(
+            change, tries=MARK_TRIES, after=lambda error: isinstance(error, Internal) and _MODIFIED.search(error.detail)
+        )
 
 
 def _row(one: dict[str, Any]) -> VmRow:

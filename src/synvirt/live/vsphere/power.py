@@ -10,6 +10,7 @@ from synvirt.errors import AuthFailed, Internal, SourceUnreachable, VmNotFound
 from synvirt.live import refuse_power_off
 from synvirt.live.vsphere.session import VimSession, library
 from synvirt.model.plan import Shutdown
+from synvirt.repeating import tried_again
 
 OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
@@ -72,7 +73,8 @@ def mark(session: VimSession, vm_id: str, note: str) -> None:
     """Adds a line to the VM's annotation, once. What somebody else writes meanwhile stays: the version is of the configuration
     that the line is added to."""
     what, paths = "note that it has moved", ("name", "config.annotation", "config.changeVersion")
-    for tries_left in reversed(range(MARK_TRIES)):
+
+    def change() -> None:
         found = session.properties(session.machine(vm_id), paths, what=f"look at {vm_id}")
         if not found:
             raise _gone(session, vm_id)
@@ -82,14 +84,11 @@ def mark(session: VimSession, vm_id: str, note: str) -> None:
         spec = library().vim.vm.ConfigSpec(annotation="\n".join(filter(None, (present, note))))
         if version := found.get("config.changeVersion"):
             spec.changeVersion = version
-        try:
-            task = session.call(what, lambda _: session.machine(vm_id).ReconfigVM_Task(spec))  # noqa: B023
-            session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
-        except SourceUnreachable as error:
-            if not tries_left or not isinstance(error.__cause__, library().vim.fault.ConcurrentAccess):
-                raise
-        else:
-            return
+        task = session.call(what, lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
+        session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+
+    meanwhile = library().vim.fault.ConcurrentAccess
+    tried_again(change, tries=MARK_TRIES, after=lambda error: isinstance(error.__cause__, meanwhile))
 
 
 def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
