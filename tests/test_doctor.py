@@ -25,7 +25,8 @@ from synvirt.model.kinds import LiveKind
 from synvirt.model.rehearsal import Rehearsal, RehearsalRequest, RehearsalState
 from synvirt.model.sources import Source
 from synvirt.model.values import now
-from synvirt.settings import DirectorySetting, RbdSetting, Settings, ZfsSetting, prepare_data_dir
+from synvirt.settings import DirectorySetting, RbdSetting, Settings, ZfsSetting
+from synvirt.settings.data_dir import prepare_data_dir
 from synvirt.sizes import sized
 from synvirt.store import Store
 from synvirt.store.tables import backups, ledger, memory, migrations, rehearsals, wave_members, waves

@@ -27,7 +27,8 @@ from synvirt.main.running import service
 from synvirt.migrations.removing import retained
 from synvirt.model.kinds import State
 from synvirt.model.values import now
-from synvirt.settings import DirectorySetting, Settings, ZfsSetting, prepare_data_dir
+from synvirt.settings import DirectorySetting, Settings, ZfsSetting
+from synvirt.settings.data_dir import prepare_data_dir
 from synvirt.store import Store
 from tests.jobs.migrations import migration
 from tests.running.processes import until

@@ -8,7 +8,8 @@ import pytest
 
 from synvirt.errors import BadRequest
 from synvirt.sample.pieces import cache_dir
-from synvirt.settings import DirectorySetting, Settings, load, prepare_data_dir
+from synvirt.settings import DirectorySetting, Settings, load
+from synvirt.settings.data_dir import check_data_dir, prepare_data_dir
 from synvirt.settings.forms import listen_address
 from synvirt.store import Store
 
@@ -182,7 +183,7 @@ def _prepared_by_nobody(settings: Settings) -> str:
 def test_the_kernels_own_file_systems_are_no_place_for_a_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "link").symlink_to("/proc")
     with pytest.raises(BadRequest, match="the kernel's own file system"):
-        Settings(data_dir=tmp_path / name).check_data_dir()
+        check_data_dir(Settings(data_dir=tmp_path / name))
 
 
 @pytest.mark.parametrize(("uri", "through"), [("", 0), ("qemu:///system", 0o001)])

@@ -23,7 +23,8 @@ from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.plan import HostPathRef, MigrationPlan, PlanSource
 from synvirt.model.submitter import Submitter
 from synvirt.model.values import now
-from synvirt.settings import Settings, prepare_data_dir
+from synvirt.settings import Settings
+from synvirt.settings.data_dir import prepare_data_dir
 from synvirt.store import Store
 
 JOBS, ROUNDS = 50_000, 21

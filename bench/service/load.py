@@ -24,7 +24,8 @@ from synvirt.fleet.changing import change_members
 from synvirt.fleet.model import MemberState
 from synvirt.fleet.records import member_of
 from synvirt.fleet.waves import Waves
-from synvirt.settings import Settings, prepare_data_dir
+from synvirt.settings import Settings
+from synvirt.settings.data_dir import prepare_data_dir
 from synvirt.store import Store
 from tests.servers import postgres
 

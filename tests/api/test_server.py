@@ -27,7 +27,8 @@ from cryptography.hazmat.primitives import serialization
 from synvirt.api import Server, connections, data_dir_locked, received, serve, tls
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
-from synvirt.settings import Settings, prepare_data_dir
+from synvirt.settings import Settings
+from synvirt.settings.data_dir import prepare_data_dir
 from tests.cage.test_cage import child
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 from tests.needs import need

@@ -19,7 +19,8 @@ from synvirt.cli.program import FAILED, failed
 from synvirt.errors import BadRequest
 from synvirt.main.destinations import make_destinations
 from synvirt.main.running import check_files
-from synvirt.settings import load, origins, prepare_data_dir, service_config, starting
+from synvirt.settings import load, origins, service_config, starting
+from synvirt.settings.data_dir import prepare_data_dir
 from tests.cli.conftest import Run
 
 FILE = """

@@ -56,7 +56,8 @@ from synvirt.offline.elsewhere import Rules
 from synvirt.proof.keeping import Receipts
 from synvirt.proof.signing import HostKey
 from synvirt.rehearsals.asking import Rehearsing
-from synvirt.settings import Settings, prepare_data_dir
+from synvirt.settings import Settings
+from synvirt.settings.data_dir import prepare_data_dir
 from synvirt.store import Store
 from synvirt.web import website
 from synvirt.web.finding import Finder

@@ -13,7 +13,8 @@ from synvirt.model.files import Upload
 from synvirt.model.kinds import State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
-from synvirt.settings import Settings, prepare_data_dir
+from synvirt.settings import Settings
+from synvirt.settings.data_dir import prepare_data_dir
 from tests.house import House
 from tests.offline.appliances import image, raw_disk
 

@@ -12,7 +12,8 @@ from synvirt.accounts import Account, FileAccounts, Role, add_first_account, lis
 from synvirt.api.callers.auth import Remembering, authenticator
 from synvirt.errors import BadRequest, Internal, Unauthorized
 from synvirt.repository import sealed_key
-from synvirt.settings import Settings, prepare_data_dir
+from synvirt.settings import Settings
+from synvirt.settings.data_dir import prepare_data_dir
 from tests.running.made_once import GUESSED_AT
 
 

@@ -34,7 +34,7 @@ def password(
 def users_file(options: Options) -> "Path":
     """The users file. BadRequest, if there is none to write to."""
     from synvirt.errors import BadRequest
-    from synvirt.settings import prepare_data_dir
+    from synvirt.settings.data_dir import prepare_data_dir
 
     options.work_here("its accounts are set on its own host", about_service=True)
     settings = options.settings

@@ -78,7 +78,8 @@ def demo(
     """
     from synvirt.cli.demo import demo as run_demo
     from synvirt.logs import log_to
-    from synvirt.settings import load, prepare_data_dir
+    from synvirt.settings import load
+    from synvirt.settings.data_dir import prepare_data_dir
 
     options.work_here("this starts one here: --listen says where")
     os.umask(0o027)  # as `serve`

@@ -75,7 +75,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
-    from synvirt.settings import prepare_data_dir
+    from synvirt.settings.data_dir import prepare_data_dir
     from synvirt.store import Store
 
     prepare_data_dir(settings)

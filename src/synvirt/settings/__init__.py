@@ -3,19 +3,15 @@
 A key of the file's table [zfs] is `zfs_…` here and SYNVIRT_ZFS_… in the environment, so that each setting has one name.
 """
 
-import errno
 import os
-import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import quote, urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from synvirt.durable import make_open_folder, of_another_user, sweep, user_name
 from synvirt.errors import BadRequest, text_of
 from synvirt.mistakes import worded, written
 from synvirt.model.plan import DestinationName
@@ -289,11 +285,6 @@ class Settings(Received):
                 hint='name each host, host_id = "kvm1" say; the jobs of earlier versions are those of host_id = "local"',
             )
 
-    def check_data_dir(self) -> None:
-        """BadRequest, if {data_dir} can be no folder of a service: a file is in its way, or its file system is read-only."""
-        with _as_bad_request(self):
-            _look_where_it_would_be(self.data_dir)
-
     def check_oidc(self) -> None:
         """BadRequest, if an OpenID provider is set, but a setting that log-ins need is missing."""
         if not self.oidc_issuer:
@@ -357,14 +348,17 @@ def origins(
 
 
 def service_config(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The settings file of a command that names no file and no folder: SYNVIRT_CONFIG, else that of this host's service.
-    Empty, it counts as unset."""
+    """The settings file of a command that names no file and no folder: SYNVIRT_CONFIG, else that of this host's service."""
     environ = os.environ if environ is None else environ
-    if named := environ.get("SYNVIRT_CONFIG"):
-        return Path(named)
-    if "SYNVIRT_DATA_DIR" in environ:
-        return None
+    if (named := _named_file(environ)) is not None or "SYNVIRT_DATA_DIR" in environ:
+        return named
     return next((path for path in SERVICE_CONFIGS if os.access(path, os.R_OK)), None)
+
+
+def _named_file(environ: Mapping[str, str]) -> Path | None:
+    """The file that SYNVIRT_CONFIG names; empty, it counts as unset."""
+    named = environ.get("SYNVIRT_CONFIG")
+    return Path(named) if named else None
 
 
 # A setting's value, and where it came from.
@@ -373,8 +367,7 @@ _Layer = dict[str, tuple[Any, str]]
 
 def _layers(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Iterator[_Layer]:
     """The layers of settings; later ones override earlier ones."""
-    named = environ.get("SYNVIRT_CONFIG")  # empty: as unset
-    chosen = config or (Path(named) if named else None)
+    chosen = config or _named_file(environ)
     if chosen is not None:
         yield {name: (value, str(chosen)) for name, value in _flat(_read_toml(chosen)).items()}
     yield {
@@ -404,97 +397,3 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[key] = value
     return flat
-
-
-def prepare_data_dir(settings: Settings) -> None:
-    """Makes {data_dir} and its folders with the modes of specification part 8, and removes what a crash left half made in the
-    keyring. Idempotent. BadRequest, as in `check_host_id` and `check_data_dir`."""
-    settings.check_host_id()
-    settings.check_data_dir()
-    with _as_bad_request(settings):
-        _check_owner(settings)
-        _check_kinds(settings)
-        _make_data_dir(settings)
-    sweep(settings.keyring_dir)
-
-
-@contextmanager
-def _as_bad_request(settings: Settings) -> Iterator[None]:
-    """Raises an OSError of the block, which is about {data_dir}, as BadRequest."""
-    try:
-        yield
-    except OSError as error:
-        raise BadRequest(
-            f"the service's folder {settings.data_dir} cannot be made ready: {error.filename}: {error.strerror}",
-            hint="--data-dir, SYNVIRT_DATA_DIR or the setting data_dir names another",
-        ) from error
-
-
-# What the service keeps in {data_dir}, and in its keyring, at names of its own.
-_FILES = ("synvirt.lock", "migrator.db", "migrator.db.lock")
-_KEYS = ("migrator.key", "receipts.key", "tls.crt", "tls.key", "users", "sessions")
-# proc(5), sysfs(5): even root can make nothing in them.
-_OF_THE_KERNEL = (Path("/proc"), Path("/sys"))
-
-
-def _look_where_it_would_be(folder: Path) -> None:
-    """OSError, if no user could make and write this folder. Nothing is made, and what this user may not see passes: the
-    service may be another user."""
-    for at in (folder, *folder.parents):
-        try:
-            mode = at.stat().st_mode
-        except PermissionError:
-            return
-        except FileNotFoundError:
-            if at.is_symlink():
-                raise FileExistsError(errno.EEXIST, "it is a symbolic link to nothing", str(at)) from None
-            continue
-        if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(at))
-        if any(at.resolve().is_relative_to(kernels) for kernels in _OF_THE_KERNEL):
-            raise OSError(errno.EROFS, "the kernel's own file system, which holds no other files", str(at))
-        if os.statvfs(at).f_flag & os.ST_RDONLY:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(at))
-        return
-
-
-def _check_kinds(settings: Settings) -> None:
-    """BadRequest, if a folder, or a link to nothing, is where the service keeps a file."""
-    files = (*_FILES, *(f"keyring/{name}" for name in _KEYS))
-    for path in (settings.data_dir / name for name in files):
-        if path.is_dir() or (path.is_symlink() and not path.exists()):
-            what = "a folder" if path.is_dir() else "a symbolic link to nothing"
-            raise BadRequest(f"{path} is {what}, and the service keeps a file there", hint="move it elsewhere")
-
-
-def _check_owner(settings: Settings) -> None:
-    """BadRequest, if another user's service was here, for example root's."""
-    folders = settings.imports_dir, settings.uploads_dir, settings.keyring_dir, settings.volumes_dir, settings.receipts_dir
-    files = [settings.data_dir / name for name in _FILES]
-    found = of_another_user(folders, files) or of_another_user((), sorted(settings.keyring_dir.glob("*")))
-    if found is not None:
-        owner, ours = user_name(found.stat().st_uid), user_name(os.geteuid())
-        raise BadRequest(
-            f"{found} belongs to {owner}, and this runs as {ours}",
-            hint=f"run it as {owner}, or once: chown -R {ours} {settings.data_dir}; --data-dir names another folder",
-        )
-
-
-def _make_data_dir(settings: Settings) -> None:
-    if not settings.data_dir.parent.exists():
-        make_open_folder(settings.data_dir.parent)  # mkdir would make it writable for all, where the umask allows that
-    settings.data_dir.mkdir(exist_ok=True, mode=0o750)
-    # With libvirtd, QEMU runs as another user and must reach its volumes; with the embedded driver, as the service's user.
-    through = 0o001 if settings.libvirt_uri else 0
-    if settings.data_dir.stat().st_uid == os.geteuid():
-        settings.data_dir.chmod(stat.S_IMODE(settings.data_dir.stat().st_mode) | through)
-    for folder, mode in (
-        (settings.imports_dir, 0o750),
-        (settings.uploads_dir, 0o750),
-        (settings.keyring_dir, 0o700),
-        (settings.volumes_dir, 0o750 | through),
-    ):
-        folder.mkdir(exist_ok=True, mode=mode)
-        # A service that runs has opened the volumes to its guests' user. A command beside it must not close them again.
-        passed = stat.S_IMODE(folder.stat().st_mode) & 0o001 if folder == settings.volumes_dir else 0
-        folder.chmod(mode | passed)  # mkdir's mode is subject to the umask

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from synvirt.errors import BadRequest
 from synvirt.settings import Settings
+from synvirt.settings.data_dir import check_data_dir
 from synvirt.settings.forms import listen_address
 
 _FILES_HINT = "check settings tls_certificate and tls_key"
@@ -21,7 +22,7 @@ def check(settings: Settings) -> None:
     """BadRequest says why a service would not start with these settings. Nothing is made. What this user may not read passes:
     the service may be another user."""
     settings.check_host_id()
-    settings.check_data_dir()
+    check_data_dir(settings)
     settings.check_oidc()
     if settings.oidc_issuer:
         with suppress(PermissionError):

@@ -19,7 +19,8 @@ from synvirt.api.callers.auth import Remembering, Throttled, authenticator, pam_
 from synvirt.api.callers.sessions import Sessions
 from synvirt.errors import BadRequest, Internal, Unauthorized
 from synvirt.privileged.here import Here
-from synvirt.settings import Settings, prepare_data_dir
+from synvirt.settings import Settings
+from synvirt.settings.data_dir import prepare_data_dir
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 from tests.needs import need, need_root
 

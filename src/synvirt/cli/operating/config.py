@@ -23,10 +23,11 @@ def show(options: Options) -> None:
     import json
 
     from synvirt.settings import origins
+    from synvirt.settings.data_dir import check_data_dir
 
     options.work_here(_OF_HERE, about_service=True)
     settings = options.settings
-    settings.check_data_dir()
+    check_data_dir(settings)
     came_from = origins(config=options.settings_file, flags={"data_dir": options.data_dir})
     values = _without_secrets(settings)
     if options.json:
