@@ -325,7 +325,7 @@ class PrismApi:
         """SourceUnreachable, while a part of it is still being made: first of all, as it is not listed before it is made. The
         same, while a part is on a Prism that is not there; the rest is removed before."""
         maker = self._maker()
-        self._making.await_end(name, maker.host, maker.is_over, maker.sent_again)
+        self._making.await_end(name, maker.host, maker.task, maker.sent_again)
         self._images().cleanup(name)
         if self._central is not None:
             try:

@@ -212,7 +212,7 @@ class Central:
         """The ended task. SnapshotFailed, where it failed, as all our requests are part of a snapshot."""
         for _ in pauses(TASK_TIMEOUT_S):
             try:
-                task, _etag = self.get("prism", f"config/tasks/{quoted(task_id)}", "look at a task")
+                task = self.task(task_id)
             except Absent:
                 continue  # the part of Prism that stores tasks does not have it yet
             match text(task, "status"):
@@ -223,13 +223,8 @@ class Central:
                     raise SnapshotFailed(f"{self.host} cannot {what}: {messages or text(task, 'legacyErrorMessage')}"[:500])
         raise SnapshotFailed(f"{self.host} does not finish a task within {TASK_TIMEOUT_S:.0f} s: {what}")
 
-    def is_over(self, task_id: str) -> bool:
-        """Whether a task has ended, in any way. Prism forgets old ones."""
-        try:
-            task, _etag = self.get("prism", f"config/tasks/{quoted(task_id)}", "look at a task")
-        except Refused:  # also one of another Prism, by which the source was read then
-            return True
-        return text(task, "status") in ("SUCCEEDED", "FAILED", "CANCELED")
+    def task(self, task_id: str) -> dict[str, Any]:
+        return self.get("prism", f"config/tasks/{quoted(task_id)}", "look at a task")[0]
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -253,7 +253,7 @@ class Element:
         task_id = text(made, "status", "execution_context", "task_uuid")
         noted.task(task_id)
         for _ in pauses(IMAGE_TIMEOUT_S):
-            task = self._task(task_id)
+            task = self.task(task_id)
             match text(task, "status").upper():
                 case "SUCCEEDED":
                     return
@@ -261,19 +261,12 @@ class Element:
                     raise SnapshotFailed(f"{self.host} could not make image {name}: {text(task, 'error_detail')[:300]}")
         raise SnapshotFailed(f"{self.host} did not make image {name} within {IMAGE_TIMEOUT_S:.0f} s")
 
-    def _task(self, task_id: str) -> Any:
+    def task(self, task_id: str) -> Any:
         return self.prism.ask("GET", f"{V3}/tasks/{quoted(task_id)}", what="look at a task").json()
 
     def sent_again(self, request: Mapping[str, Any]) -> str:
         """As of Central. No request is noted here: v3 knows no ids of requests."""
         return ""
-
-    def is_over(self, task_id: str) -> bool:
-        """Whether a task has ended, in any way. Prism forgets old ones."""
-        try:
-            return text(self._task(task_id), "status").upper() in ("SUCCEEDED", "FAILED", "ABORTED")
-        except Refused:  # also one of another Prism, by which the source was read then
-            return True
 
     def remove_image(self, image_id: str) -> None:
         """Removes an image; one that is gone is no error."""

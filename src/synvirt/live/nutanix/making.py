@@ -16,10 +16,12 @@ from typing import Any, Final, Literal
 
 from synvirt.durable import put_private_file
 from synvirt.errors import SourceUnreachable
-from synvirt.live.nutanix.prism import pauses
+from synvirt.live.nutanix.prism import Refused, pauses, text
 
 # How long a cleanup waits for what is still being made. Its caller tries again later.
 MAKING_S: Final = 30.0
+# v3 says ABORTED, v4 CANCELED.
+_ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "ABORTED", "CANCELED"})
 
 # `points`: the part of Prism Central that has recovery points and volume groups.
 Which = Literal["central", "element", "points"]
@@ -39,9 +41,16 @@ class Making:
         """Notes a request that makes something, before it is sent. Durable on return."""
         self._write(name, json.dumps(request))
 
-    def await_end(self, name: str, host: str, is_over: Callable[[str], bool], sent_again: Callable[[Any], str]) -> None:
-        """Waits until the noted task has ended, if there is one; `is_over` asks for it. Of a request without a task, the task
-        comes from `sent_again`; empty, where it makes nothing. SourceUnreachable, where it goes on."""
+    def await_end(self, name: str, host: str, task_of: Callable[[str], Any], sent_again: Callable[[Any], str]) -> None:
+        """Waits until the noted task has ended in any way, if there is one; `task_of` asks for it. Of a request without a task,
+        the task comes from `sent_again`; empty, where it makes nothing. SourceUnreachable, where it goes on."""
+
+        def is_over() -> bool:
+            try:
+                return text(task_of(task_id), "status").upper() in _ENDED
+            except Refused:  # Prism forgets old ones; or it is one of another Prism, by which the source was read then
+                return True
+
         try:
             task_id = self._path(name).read_text()
         except FileNotFoundError:
@@ -51,7 +60,7 @@ class Making:
             if not task_id:
                 return
             self.note(name, task_id)
-        if not any(is_over(task_id) for _ in pauses(MAKING_S)):
+        if not any(is_over() for _ in pauses(MAKING_S)):
             raise SourceUnreachable(f"{host} is still making a part of {name}", hint="it is removed once it is made")
 
     def forget(self, name: str) -> None:
