@@ -195,9 +195,9 @@ class HostSide:
     def _is_owed_still(self, job: Migration) -> bool:
         """The same; also where that was not tried any more after a day: from now on it is tried again."""
         store, ref = self._rooms.store, job.plan.source_ref
-        if ref.kind == "live_vm" and store.memory.get(job.id, JobMemory).left_off:
+        if ref.kind == "live_vm" and store.memory.get(job.id, JobMemory).power_given_up:
             store.record(job.id, "source_power", ref.vm_id)
-            store.memory.change(job.id, JobMemory, lambda before: noting(before, left_off=False))
+            store.memory.change(job.id, JobMemory, lambda before: noting(before, power_given_up=False))
         return self.is_owed_power(job)
 
     def _move_back(self, job: Migration) -> None:

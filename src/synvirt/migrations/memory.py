@@ -59,7 +59,7 @@ class JobMemory(Remembered):
     """What the job remembers, one row."""
 
     kind: ClassVar[str] = "job"
-    renamed: ClassVar[Mapping[str, str]] = {"told": "passing"}
+    renamed: ClassVar[Mapping[str, str]] = {"told": "passing", "left_off": "power_given_up"}
 
     # Set while a passing trouble is shown.
     passing: Passing | None = None
@@ -69,7 +69,7 @@ class JobMemory(Remembered):
     down_since: datetime | None = None
     downs: int = 0
     # The job failed, and its source was not powered on again within a day: that is not tried any more.
-    left_off: bool = False
+    power_given_up: bool = False
     # How often change tracking was lost since the last pass that succeeded with it.
     cbt_resets: int = 0
     # Why the source's change tracking is not trusted any more; None: it is.

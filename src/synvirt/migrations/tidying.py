@@ -139,7 +139,7 @@ class Tidier:
         since = self._late_since.setdefault(migration.id, time.monotonic())
         if time.monotonic() - since < LATE_FOR_S:
             raise Conflict("its job ended over a day ago, if this host's clock is right: that is asked again within an hour")
-        store.memory.change(migration.id, JobMemory, lambda before: noting(before, left_off=True))
+        store.memory.change(migration.id, JobMemory, lambda before: noting(before, power_given_up=True))
         return False
 
 

@@ -420,7 +420,7 @@ class Store:
             rows = sorted((row.number, row.document) for these in chosen for row in db.execute(query.where(*these)))
         return readable(Migration, (document for _, document in rows))
 
-    def left_off(self, vm_id: str) -> list[Migration]:
+    def owing_power(self, vm_id: str) -> list[Migration]:
         """Jobs that did not complete, and have shut down a live VM of this id that they could not power on again yet."""
         owing = exists().where(OWNED, ledger.c.kind == "source_power", ledger.c.name == vm_id)
         chosen = (migrations.c.state.in_(_NOT_COMPLETED), is_known(migrations.c.version), owing)

@@ -38,7 +38,7 @@ def is_moved_since(store: Store, job: Migration, *, but: UUID | None = None) -> 
 def is_left_off(store: Store, job: Migration, vm_id: str) -> bool:
     """Whether an earlier job has left the VM of this one off, so that this one is to power it on. Not, where that job may have
     left a guest that runs here, or another has moved it here since: two copies of one guest must never run at once. Blocks."""
-    others = [one for one in store.left_off(vm_id) if is_of_same(job, one) and not is_too_late(one)]
+    others = [one for one in store.owing_power(vm_id) if is_of_same(job, one) and not is_too_late(one)]
     if any(entry.kind == "domain" for one in others for entry in store.ledger(one.id)):
         return False
     return any(not is_moved_since(store, one, but=job.id) for one in others)
