@@ -132,7 +132,7 @@ class House:
             rate_of=partial(rate_of, self.store.waves),
             exports=FakeExports(folder / "instant"),
             receipts=Receipts(folder / "receipts", HostKey(folder / "receipts.key", host)),
-            look_inside=lambda devices, stop: dict(self.disks_say),
+            look_inside=lambda *_: dict(self.disks_say),
             find_loaders=lambda *_: list(self.loaders),
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.

@@ -6,6 +6,7 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -116,14 +117,9 @@ class Stage:
         (folder / "volumes").mkdir(exist_ok=True)
         self.house = House(folder, hypervisor=hypervisor, workers=in_process, destination=destination(folder / "volumes"))
         self.disks_say: list[dict[str, str]] = []
-        self.rehearsals = Rehearsals(
-            self.house.rooms,
-            None,
-            folder / "rehearsals",
-            begin_network=begin_network,
-            look_inside=lambda devices, stop, backing: self.disks_say.pop(0) if self.disks_say else {},
-        )
-        rooms = self.house.rooms
+        rooms = replace(self.house.rooms, look_inside=lambda *_: self.disks_say.pop(0) if self.disks_say else {})
+        self.house.rooms = rooms
+        self.rehearsals = Rehearsals(rooms, None, folder / "rehearsals", begin_network=begin_network)
         self.asking = Rehearsing(
             rooms.store, self.rehearsals, host=rooms.host, destination_named=rooms.destination_named, wake=self.house.wake
         )

@@ -131,7 +131,7 @@ async def note_content(job: Job, volumes: list[Volume]) -> None:
     the disks are its own, and nothing is noted."""
     if job.manifest.guest_os.family != "linux" or job.migration.domain is not None or job.migration.boot_attempts:
         return
-    facts = await job.in_stoppable_thread(partial(job.rooms.look_inside, disks_of(volumes)))
+    facts = await job.in_stoppable_thread(lambda stop: job.rooms.look_inside(disks_of(volumes), stop, {}))
     noted = card_names.noted(disk_drivers.noted(disk_names.noted(job.manifest, facts), facts), facts)
     if noted != job.manifest:
         await job.change(manifest=noted)

@@ -87,9 +87,9 @@ class Rooms:
     exports: Exports | None = None
     # None: jobs end without a receipt, and nothing is hashed.
     receipts: Receipts | None = None
-    # Facts of a guest from its disks, which nothing writes to meanwhile (guests/inside).
-    look_inside: Callable[[Sequence[str], Callable[[], bool]], Mapping[str, str]] = lambda devices, stop: {}
-    # Loaders that no firmware finds by itself; of devices that are overlays, with the raw file under each.
+    # Facts of a guest from its disks, which nothing writes to meanwhile (guests/inside); and loaders that no firmware finds by
+    # itself. The mapping: of devices that are overlays, the raw file under each.
+    look_inside: Callable[[Sequence[str], Callable[[], bool], Mapping[str, str]], dict[str, str]] = lambda *_: {}
     find_loaders: Callable[[Sequence[str], Callable[[], bool], Mapping[str, str]], Sequence[Loader]] = lambda *_: ()
     boot_timeout_s: float = 600
     copy_threads: int | None = None

@@ -11,7 +11,6 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
-from synvirt.guests.inside.looking import facts_of
 from synvirt.jobs.runner import Runner, in_a_thread
 from synvirt.jobs.shortage import unforeseen
 from synvirt.migrations.rooms import Rooms
@@ -20,7 +19,7 @@ from synvirt.model.rehearsal import RehearsalState
 from synvirt.rehearsals.network import Bubble
 from synvirt.rehearsals.steps import STEPS, failed, refuse_lost, sweep_here
 from synvirt.rehearsals.together import Networks
-from synvirt.rehearsals.under_way import LetGo, LookInside, NotYet, UnderWay
+from synvirt.rehearsals.under_way import LetGo, NotYet, UnderWay
 from synvirt.store.documents import Unreadable
 
 log = structlog.get_logger(__name__)
@@ -31,7 +30,7 @@ WAIT_POLL_S = 0.5
 
 class Rehearsals:
     """`ca_file`: certificate authorities that are trusted for https pages besides this host's own. `screens`: the folder for
-    pictures of the guests' screens. `begin_network`, `look_inside`: see UnderWay."""
+    pictures of the guests' screens. `begin_network`: see UnderWay."""
 
     def __init__(
         self,
@@ -40,10 +39,8 @@ class Rehearsals:
         screens: Path,
         *,
         begin_network: Callable[[Sequence[Nic]], Bubble] | None = Bubble,
-        look_inside: LookInside = facts_of,
     ) -> None:
         self._rooms, self._ca_file, self.screens, self._begin_network = rooms, ca_file, screens, begin_network
-        self._look_inside = look_inside
         self._networks = None if begin_network is None else Networks(begin_network)
         # Whether to look for what this host left when its jobs were taken over; and the rehearsals that were found so.
         self._look_for_left, self._left = True, set[UUID]()
@@ -123,7 +120,7 @@ class Rehearsals:
             log.warning("a rehearsal is left alone", rehearsal=str(rehearsal_id), cause=error.detail)
             return None
         under_way = UnderWay(rehearsal, self._rooms, self._ca_file, self.screens, let_go, self._begin_network)
-        under_way.look_inside, under_way.networks = self._look_inside, self._networks
+        under_way.networks = self._networks
         return under_way
 
     def _moved_on(self, under_way: UnderWay) -> bool:

@@ -276,7 +276,7 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
 
 def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
     """Facts from the disks, while they are not written."""
-    return under_way.look_inside(disks_of(volumes), under_way.stop, _backing(volumes))
+    return under_way.rooms.look_inside(disks_of(volumes), under_way.stop, _backing(volumes))
 
 
 def _backing(volumes: Sequence[Volume]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from threading import Event
 import structlog
 
 from synvirt.errors import Cancelled, HostLacks, NotFound, SynvirtError
-from synvirt.guests.inside.looking import facts_of
 from synvirt.jobs.stop import Stop
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import HERE
@@ -29,9 +28,6 @@ WISH_POLL_S = 1.0
 OTHERS_WITHIN_S = 24 * 3600.0
 # How long a step is tried again while this host's libvirtd or the destination is away, and the pause before each try.
 AWAY_S, AWAY_PAUSE_S = 1800.0, 2.0
-
-# Of the disks, the facts; with the raw file under each that is an overlay.
-LookInside = Callable[[Sequence[str], Callable[[], bool], Mapping[str, str]], dict[str, str]]
 
 
 class LetGo(Exception):
@@ -58,8 +54,6 @@ class UnderWay:
     networks: Networks | None = None
     # How many networks have ended under the guest.
     networks_lost: int = 0
-    # Reads facts of a guest from its disks, while they are not written: facts_of.
-    look_inside: LookInside = facts_of
     # The rungs of the ladder up to the one that the guest booted from.
     tried: tuple[BootAttempt, ...] = ()
     # Since when a step waits for the others of its group, by the monotonic clock; and what was found before it waited.
