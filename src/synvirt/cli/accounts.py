@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, Listed, at, id_of, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, Listed, at, id_of, print_list, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.password import users_file
 from synvirt.cli.program import shown
@@ -97,9 +97,7 @@ def list_tokens(options: Options, limit: Limit = 1000, cursor: Cursor = None) ->
 
     Example: synvirt tokens list
     """
-    with options.connect() as client:
-        answer = client.ask("GET", "/tokens", params={"limit": limit, "cursor": cursor})
-    print_page(answer, none="There are no tokens", show=_tokens_table, as_json=options.json)
+    print_list(options, "/tokens", limit, cursor, none="There are no tokens", show=_tokens_table)
 
 
 def _tokens_table(items: list[dict[str, Any]]) -> None:
@@ -144,15 +142,13 @@ def list_audit(
 
     Example: synvirt audit list --limit 20
     """
-    with options.connect() as client:
-        answer = client.ask("GET", "/audit", params={"limit": limit, "cursor": cursor})
+    print_list(options, "/audit", limit, cursor, none="Nothing is in the audit trail", show=_audit_table)
 
-    def show(items: list[Any]) -> None:
-        fields = ("seq", "at", "account", "address", "method", "resource", "result")
-        rows = [tuple(shown(str(one[field])) for field in fields) for one in items]
-        print_table(("NO", "AT", "ACCOUNT", "FROM", "METHOD", "RESOURCE", "RESULT"), rows)
 
-    print_page(answer, none="Nothing is in the audit trail", show=show, as_json=options.json)
+def _audit_table(items: list[dict[str, Any]]) -> None:
+    fields = ("seq", "at", "account", "address", "method", "resource", "result")
+    rows = [tuple(shown(str(one[field])) for field in fields) for one in items]
+    print_table(("NO", "AT", "ACCOUNT", "FROM", "METHOD", "RESOURCE", "RESULT"), rows)
 
 
 @audit.command()

@@ -1,6 +1,6 @@
-"""Lists of things with ids: their table, and the full id for the beginning of one."""
+"""Lists of things with ids: their table, one of them, and the full id for the beginning of one."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,9 @@ from synvirt.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from synvirt.cli.client import Client
+    from synvirt.cli.options import Options
 
 # Options of every list that has pages.
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most this many")]
@@ -109,6 +112,37 @@ def _is_whole(id_: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def print_list(
+    options: "Options",
+    where: "str | Callable[[Client], str]",
+    limit: int,
+    cursor: str | None,
+    *,
+    none: str,
+    show: Callable[[list[Any]], None],
+    only: Mapping[str, Any] | None = None,
+) -> None:
+    """Prints a page of one of the service's lists, as of `print_page`. `where`: see `print_one`; `only`: the list's filters."""
+    answer = _asked(options, where, {"limit": limit, "cursor": cursor, **(only or {})})
+    print_page(answer, none=none, show=show, as_json=options.json)
+
+
+def print_one(options: "Options", where: "str | Callable[[Client], str]", show: Callable[[Any], None]) -> None:
+    """Prints one thing with `show`, or as JSON. `where`: its path; as a function, where an id in it has to be asked for."""
+    import json
+
+    answer = _asked(options, where)
+    if options.json:
+        print(answer)
+    else:
+        show(json.loads(answer))
+
+
+def _asked(options: "Options", where: "str | Callable[[Client], str]", params: dict[str, Any] | None = None) -> str:
+    with options.connect() as client:
+        return client.ask("GET", where if isinstance(where, str) else where(client), params=params)
 
 
 def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, Listed, at, full_id, id_of, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, Listed, at, full_id, id_of, print_list, print_one, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
 
@@ -190,10 +190,8 @@ def list_(options: Options, job: JobId, limit: Limit = 1000, cursor: Cursor = No
 
     Example: synvirt rehearsals list 1f3a
     """
-    with options.connect() as client:
-        path = f"/migrations/{full_id(client, 'migration', job)}/rehearsals"
-        answer = client.ask("GET", path, params={"limit": limit, "cursor": cursor})
-    print_page(answer, none="This job was never rehearsed.", show=_table, as_json=options.json)
+    none = "This job was never rehearsed."
+    print_list(options, lambda client: _path_of_all(client, job), limit, cursor, none=none, show=_table)
 
 
 def _table(items: list[dict[str, Any]]) -> None:
@@ -220,14 +218,7 @@ def show(options: Options, job: JobId, rehearsal: RehearsalId) -> None:
 
     Example: synvirt rehearsals show 1f3a 9c02
     """
-    import json
-
-    with options.connect() as client:
-        answer = client.ask("GET", _path(client, job, rehearsal))
-    if options.json:
-        print(answer)
-    else:
-        _sheet(json.loads(answer))
+    print_one(options, lambda client: _path(client, job, rehearsal), _sheet)
 
 
 @app.command()
@@ -260,8 +251,12 @@ def screenshot(
         save(options, client, f"{_path(client, job, rehearsal)}/screenshot", file)
 
 
+def _path_of_all(client: "Client", job: str) -> str:
+    return f"/migrations/{full_id(client, 'migration', job)}/rehearsals"
+
+
 def _path(client: "Client", job: str, rehearsal: str) -> str:
-    path = f"/migrations/{full_id(client, 'migration', job)}/rehearsals"
+    path = _path_of_all(client, job)
     return f"{path}/{id_of(client, Listed('rehearsal', path, f'synvirt rehearsals list {job}'), rehearsal)}"
 
 

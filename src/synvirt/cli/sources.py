@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_table, segment
+from synvirt.cli.listing import Cursor, Limit, at, full_id, print_list, print_one, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, print_sheet, shown
 from synvirt.cli.secret import secret
@@ -135,9 +135,7 @@ def list_(
 
     Example: synvirt sources list
     """
-    with options.connect() as client:
-        answer = client.ask("GET", "/sources", params={"limit": limit, "cursor": cursor})
-    print_page(answer, none="There are no sources", show=_source_table, as_json=options.json)
+    print_list(options, "/sources", limit, cursor, none="There are no sources", show=_source_table)
 
 
 @app.command()
@@ -147,14 +145,10 @@ def show(options: Options, source: SourceId) -> None:
 
     Example: synvirt sources show lab
     """
-    import json
+    print_one(options, lambda client: f"/sources/{source_id(client, source)}", _sheet)
 
-    with options.connect() as client:
-        answer = client.ask("GET", f"/sources/{source_id(client, source)}")
-    if options.json:
-        print(answer)
-        return
-    found = json.loads(answer)
+
+def _sheet(found: dict[str, Any]) -> None:
     rows = [(name, str(found[name])) for name in ("id", "name", "kind", "endpoint", "created_at")]
     rows += [
         ("option", f"{name} = {_option_text(value)}") for name, value in found["options"].items() if value not in (None, "")
@@ -275,10 +269,15 @@ def vms(
 
     Example: synvirt sources vms lab
     """
-    asked = {"limit": limit, "search": search, "cursor": cursor}
-    with options.connect() as client:
-        answer = client.ask("GET", f"/sources/{source_id(client, source)}/vms", params=asked)
-    print_page(answer, none="There are no VMs", show=_vm_table, as_json=options.json)
+    print_list(
+        options,
+        lambda client: f"/sources/{source_id(client, source)}/vms",
+        limit,
+        cursor,
+        none="There are no VMs",
+        show=_vm_table,
+        only={"search": search},
+    )
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, at, full_id, print_list, print_one, print_table
 from synvirt.cli.migrating.importing import print_inspection
 from synvirt.cli.migrating.upload_shown import send
 from synvirt.cli.options import Options, with_options
@@ -55,9 +55,7 @@ def list_(
 
     Example: synvirt uploads list
     """
-    with options.connect() as client:
-        answer = client.ask("GET", "/uploads", params={"limit": limit, "cursor": cursor})
-    print_page(answer, none="There are no uploads", show=_table, as_json=options.json)
+    print_list(options, "/uploads", limit, cursor, none="There are no uploads", show=_table)
 
 
 @app.command()
@@ -67,14 +65,11 @@ def show(options: Options, upload: UploadId) -> None:
 
     Example: synvirt uploads show 77c0
     """
-    import json
-
-    with options.connect() as client:
-        answer = client.ask("GET", f"/uploads/{full_id(client, 'upload', upload)}")
-    if options.json:
-        print(answer)
-        return
-    print_sheet((name, str(value)) for name, value in json.loads(answer).items())
+    print_one(
+        options,
+        lambda client: f"/uploads/{full_id(client, 'upload', upload)}",
+        lambda found: print_sheet((name, str(value)) for name, value in found.items()),
+    )
 
 
 @app.command("rm", hidden=True)

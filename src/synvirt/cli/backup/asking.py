@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from synvirt.cli.backup.runs import follow
-from synvirt.cli.listing import Listed, id_of, print_page
+from synvirt.cli.listing import Listed, id_of, print_one, print_page
 from synvirt.cli.options import Options
 from synvirt.cli.program import print_sheet, value_text
 
@@ -56,11 +56,8 @@ def start_run(options: Options, listed: Listed, one: str, rest: str, *, json: An
 
 def show_thing(options: Options, listed: Listed, one: str) -> None:
     """Prints one thing, field by field."""
-    import json
-
-    with options.connect() as client:
-        answer = client.ask("GET", f"{listed.path}/{id_of(client, listed, one)}")
-    if options.json:
-        print(answer)
-        return
-    print_sheet((name, value_text(value)) for name, value in json.loads(answer).items())
+    print_one(
+        options,
+        lambda client: f"{listed.path}/{id_of(client, listed, one)}",
+        lambda found: print_sheet((name, value_text(value)) for name, value in found.items()),
+    )

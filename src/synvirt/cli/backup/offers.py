@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, print_page, print_table, segment
+from synvirt.cli.listing import Cursor, Limit, print_list, print_one, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import print_sheet, shown
 from synvirt.sizes import sized
@@ -19,11 +19,8 @@ def offers(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None
 
     Example: synvirt backup offers
     """
-    with options.connect() as client:
-        answer = client.ask("GET", PATH, params={"limit": limit, "cursor": cursor})
-    print_page(
-        answer, none="This host offers no folder to others: see the setting backup_offers", show=_table, as_json=options.json
-    )
+    none = "This host offers no folder to others: see the setting backup_offers"
+    print_list(options, PATH, limit, cursor, none=none, show=_table)
 
 
 @with_options
@@ -32,14 +29,11 @@ def show_offer(options: Options, offer: Offer) -> None:
 
     Example: synvirt backup show-offer office
     """
-    import json
-
-    with options.connect() as client:
-        answer = client.ask("GET", f"{PATH}/{segment(offer)}")
-    if options.json:
-        print(answer)
-        return
-    print_sheet((name, _text(value)) for name, value in json.loads(answer).items())
+    print_one(
+        options,
+        f"{PATH}/{segment(offer)}",
+        lambda found: print_sheet((name, _text(value)) for name, value in found.items()),
+    )
 
 
 def _text(value: Any) -> str:

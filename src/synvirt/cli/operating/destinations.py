@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, print_list, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
 from synvirt.sizes import sized
@@ -19,9 +19,7 @@ app = typer.Typer(
 @with_options
 def destinations(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
     """The default is the first. The settings name them: docs/settings.md."""
-    with options.connect() as client:
-        answer = client.ask("GET", "/destinations", params={"limit": limit, "cursor": cursor})
-    print_page(answer, none="There are no destinations", show=_table, as_json=options.json)
+    print_list(options, "/destinations", limit, cursor, none="There are no destinations", show=_table)
 
 
 def _table(items: list[dict[str, Any]]) -> None:

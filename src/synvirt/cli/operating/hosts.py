@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, at, print_page, print_table, segment
+from synvirt.cli.listing import Cursor, Limit, at, print_list, print_table, segment
 from synvirt.cli.options import Options, confirm, with_options
 from synvirt.cli.program import shown
 from synvirt.sizes import sized
@@ -19,9 +19,7 @@ def list_hosts(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> 
 
     Example: synvirt hosts list
     """
-    with options.connect() as client:
-        answer = client.ask("GET", "/hosts", params={"limit": limit, "cursor": cursor})
-    print_page(answer, none="There are no hosts", show=_table, as_json=options.json)
+    print_list(options, "/hosts", limit, cursor, none="There are no hosts", show=_table)
 
 
 def _table(items: list[dict[str, Any]]) -> None:

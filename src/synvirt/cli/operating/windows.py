@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, at, print_page, print_table, segment
+from synvirt.cli.listing import Cursor, Limit, at, print_list, print_one, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import print_sheet, shown
 
@@ -30,9 +30,7 @@ def list_windows(options: Options, limit: Limit = 1000, cursor: Cursor = None) -
 
     Example: synvirt windows list
     """
-    with options.connect() as client:
-        answer = client.ask("GET", "/windows", params={"limit": limit, "cursor": cursor})
-    print_page(answer, none="There are no windows", show=_table, as_json=options.json)
+    print_list(options, "/windows", limit, cursor, none="There are no windows", show=_table)
 
 
 def _table(items: list[dict[str, Any]]) -> None:
@@ -50,14 +48,10 @@ def show(options: Options, window: WindowId) -> None:
 
     Example: synvirt windows show saturdays
     """
-    import json
+    print_one(options, f"/windows/{segment(window)}", _sheet)
 
-    with options.connect() as client:
-        answer = client.ask("GET", f"/windows/{segment(window)}")
-    if options.json:
-        print(answer)
-        return
-    found = json.loads(answer)
+
+def _sheet(found: dict[str, Any]) -> None:
     rows = [("id", found["id"]), ("name", found["name"]), ("from", found["start"]), ("to", found["end"])]
     rows += [("zone", found["timezone"])]
     rows += [("rule", found["rrule"])] if found["rrule"] else []

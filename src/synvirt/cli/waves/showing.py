@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from synvirt.cli.listing import Cursor, Limit, at, id_of, print_page, print_table, segment
+from synvirt.cli.listing import Cursor, Limit, at, id_of, print_list, print_one, print_table, segment
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
 from synvirt.cli.waves.asking import WAVES, MemberName, WaveName
@@ -31,10 +31,8 @@ def list_waves(
 
     Example: synvirt waves list --state running
     """
-    asked = {"limit": limit, "cursor": cursor, "state": state, "name": name}
-    with options.connect() as client:
-        answer = client.ask("GET", WAVES.path, params=asked)
-    print_page(answer, none="There are no waves", show=_waves, as_json=options.json)
+    only = {"state": state, "name": name}
+    print_list(options, WAVES.path, limit, cursor, none="There are no waves", show=_waves, only=only)
 
 
 @with_options
@@ -43,14 +41,12 @@ def show(options: Options, wave: WaveName) -> None:
 
     Example: synvirt waves show november
     """
+    print_one(options, _path(wave), _sheet)
+
+
+def _sheet(found: dict[str, Any]) -> None:
     from synvirt.model.submitter import submitter_in
 
-    with options.connect() as client:
-        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}")
-    if options.json:
-        print(answer)
-        return
-    found = json.loads(answer)
     print(shown(f"{found['name']}: {found['state']}" + (f". {found['reason']}" if found["reason"] else "")))
     asking = submitter_in(found)
     if asking is not None:
@@ -71,8 +67,8 @@ def members(
 
     Example: synvirt waves members november --state failed
     """
-    asked = {"limit": limit, "cursor": cursor, "state": state}
-    _print_page_of(options, wave, "members", asked, none="There are no such members", show=_members)
+    none, only = "There are no such members", {"state": state}
+    print_list(options, _path(wave, "/members"), limit, cursor, none=none, show=_members, only=only)
 
 
 @with_options
@@ -81,12 +77,7 @@ def member(options: Options, wave: WaveName, member: MemberName) -> None:
 
     Example: synvirt waves member november db01
     """
-    with options.connect() as client:
-        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{segment(member)}")
-    if options.json:
-        print(answer)
-    else:
-        _members([json.loads(answer)])
+    print_one(options, _path(wave, f"/members/{segment(member)}"), lambda found: _members([found]))
 
 
 @with_options
@@ -143,7 +134,7 @@ def simulate(
     if more_destinations:
         asked |= {"more_destinations": more_destinations}
     with options.connect() as client:
-        path = f"{WAVES.path}/{id_of(client, WAVES, wave)}/simulate"
+        path = _path(wave, "/simulate")(client)
         with json_files.sent_from(what_if):
             answer = client.ask("POST", path, json=asked, params={"format": format_})
     if options.json or format_ == "svg":
@@ -174,8 +165,8 @@ def deliveries(
 
     Example: synvirt waves deliveries november --state given_up
     """
-    asked = {"limit": limit, "cursor": cursor, "state": state}
-    _print_page_of(options, wave, "deliveries", asked, none="Nothing is sent to webhooks", show=_deliveries)
+    none, only = "Nothing is sent to webhooks", {"state": state}
+    print_list(options, _path(wave, "/deliveries"), limit, cursor, none=none, show=_deliveries, only=only)
 
 
 @with_options
@@ -193,16 +184,12 @@ def report(
     """
     chosen = "json" if options.json else format_
     with options.connect() as client:
-        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/report", params={"format": chosen})
+        answer = client.ask("GET", _path(wave, "/report")(client), params={"format": chosen})
     print(answer, end="\n" if chosen == "json" else "")
 
 
-def _print_page_of(
-    options: Options, wave: str, what: str, asked: dict[str, Any], *, none: str, show: Callable[[list[Any]], None]
-) -> None:
-    with options.connect() as client:
-        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/{what}", params=asked)
-    print_page(answer, none=none, show=show, as_json=options.json)
+def _path(wave: str, rest: str = "") -> "Callable[[Client], str]":
+    return lambda client: f"{WAVES.path}/{id_of(client, WAVES, wave)}{rest}"
 
 
 def _forecast(found: dict[str, Any]) -> list[str]:
