@@ -33,7 +33,7 @@ from synvirt.hypervisor.hardware import VCPUS_MAX, uuid_of
 from synvirt.hypervisor.locked import gone_or, patiently, settled
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm import agent, handing, numbered_ports, orphans, qemu_user
-from synvirt.kvm.connection import Connection, Lookup, find_domain, load, short_root, translated
+from synvirt.kvm.connection import Connection, find_domain, load, short_root, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.kvm.qemu_user import embedded_root
 from synvirt.machines.ovmf_store import UefiVariable, added
@@ -220,7 +220,7 @@ class LibvirtHost:
     # ── the domain's life ────────────────────────────────────────────────────────────────────────────────────────────
 
     def define(self, domain: Domain, moved: Sequence[Volume] = ()) -> None:
-        present, xml = self._find("lookupByUUIDString", domain.uuid), domain.xml
+        present, xml = self._find(domain.uuid), domain.xml
         if present is not None and moved:
             with translated(DomainDefineFailed, f"the hypervisor does not say how domain {domain.name} is defined"):
                 xml = early.on_volumes(present, xml, moved)
@@ -237,7 +237,7 @@ class LibvirtHost:
                 gone_or(present.destroy)
 
     def start(self, uuid: UUID) -> None:
-        domain = self._find("lookupByUUIDString", str(uuid))
+        domain = self._find(uuid)
         if domain is None:
             raise DomainDefineFailed(f"domain {uuid} is not defined")
         with translated(DomainDefineFailed, f"domain {domain.name()} does not start", _start_hint):
@@ -255,19 +255,19 @@ class LibvirtHost:
                     raise
 
     def lived(self, uuid: UUID) -> Lived | None:
-        domain = self._find("lookupByUUIDString", str(uuid))
+        domain = self._find(uuid)
         if domain is None:
             return None
         with translated(Internal, f"{domain.name()} does not say whether it runs"):
             return lives.lived(domain, self.console_log(uuid))
 
     def job_of(self, uuid: UUID) -> str | None:
-        domain = self._find("lookupByUUIDString", str(uuid))
+        domain = self._find(uuid)
         with translated(Internal, f"the hypervisor does not say which job has made domain {uuid}"):
             return None if domain is None else identity_of(domain.XMLDesc()).job_id
 
     def undefine(self, uuid: UUID, job_id: UUID) -> None:
-        domain = self._find("lookupByUUIDString", str(uuid))
+        domain = self._find(uuid)
         if domain is not None:
             libvirt = load()
             kept = ("MANAGED_SAVE", "SNAPSHOTS_METADATA", "CHECKPOINTS_METADATA", "NVRAM", "TPM")
@@ -298,7 +298,7 @@ class LibvirtHost:
         self._give(volume.early.top)
 
     def resume(self, uuid: UUID) -> Paused | None:
-        domain, libvirt = self._find("lookupByUUIDString", str(uuid)), load()
+        domain, libvirt = self._find(uuid), load()
         with contextlib.suppress(libvirt.libvirtError):  # it went, or goes on by itself
             if domain is not None and held_up.is_held_up(domain):
                 paused = held_up.why(domain)
@@ -311,7 +311,7 @@ class LibvirtHost:
             early.onto_volume(lambda: self._defined(uuid), volume, self._give, stop)
 
     def has_moved(self, uuid: UUID, volumes: list[Volume]) -> bool:
-        domain = self._find("lookupByUUIDString", str(uuid))
+        domain = self._find(uuid)
         with translated(Internal, f"domain {uuid} does not say which disks it has"):
             return domain is not None and early.has_moved(domain, volumes)
 
@@ -321,7 +321,7 @@ class LibvirtHost:
     # ── signs of life ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def wait_until_booted(self, uuid: UUID, timeout_s: float, stop: Callable[[], bool]) -> str:
-        domain = self._find("lookupByUUIDString", str(uuid))
+        domain = self._find(uuid)
         if domain is None:
             raise GuestBootFailed(f"domain {uuid} is not defined")
         watch = Watch(self._boot_check, timeout_s, self._boot_activity_s)
@@ -334,7 +334,7 @@ class LibvirtHost:
                 if not eyes.can_see(domain) and time.monotonic() - began < timeout_s:
                     # libvirtd was restarted, for example by an upgrade, maybe during this look; its guests run on.
                     with contextlib.suppress(DomainDefineFailed, Internal):
-                        domain = self._find("lookupByUUIDString", str(uuid)) or domain
+                        domain = self._find(uuid) or domain
                     time.sleep(POLL_S)
                     continue
                 match watch.judge(seen):
@@ -386,7 +386,7 @@ class LibvirtHost:
             self._screen(job_id).unlink(missing_ok=True)
 
     def picture(self, uuid: UUID) -> bytes | None:
-        domain = self._find("lookupByUUIDString", str(uuid))
+        domain = self._find(uuid)
         return None if domain is None else eyes.screenshot(self._connection.use(), domain)
 
     def guest_facts(self, uuid: UUID) -> dict[str, str]:
@@ -417,7 +417,7 @@ class LibvirtHost:
         return agent.run(self._defined(uuid), argv, timeout_s)
 
     def _defined(self, uuid: UUID) -> Any:
-        domain = self._find("lookupByUUIDString", str(uuid))
+        domain = self._find(uuid)
         if domain is None:
             raise NotFound(f"domain {uuid} is not defined")
         return domain
@@ -431,8 +431,8 @@ class LibvirtHost:
             self._serial_logs.mkdir(parents=True, exist_ok=True)
             self._trimmer = load().virEventAddTimeout(TRIM_EVERY_MS, lambda *_: console.trim(self._serial_logs), None)
 
-    def _find(self, lookup: Lookup, key: str) -> Any | None:
-        return find_domain(self._connection, lookup, key)
+    def _find(self, uuid: UUID | str) -> Any | None:
+        return find_domain(self._connection, "lookupByUUIDString", str(uuid))
 
     def console_log(self, uuid: UUID) -> Path:
         return self._serial_logs / f"synvirt-{uuid}.log"

@@ -152,7 +152,7 @@ async def copy_under_the_guest(job: Job, disks: Sequence[PassDisk], check: Calla
 
     async def copied() -> None:
         async def attempt() -> None:
-            await run_pass(job, Pass(number=1, kind="full"), disks, fresh=True, yields_to=yields_to)
+            await run_pass(job, Pass(number=1, kind="full"), disks, yields_to=yields_to)
             await check()
 
         await until_it_goes_well(job, attempt)

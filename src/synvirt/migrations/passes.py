@@ -58,10 +58,10 @@ class PassDisk:
 Opened = Callable[[], AbstractAsyncContextManager[Sequence[PassDisk]]]
 
 
-async def run_pass(job: Job, new: Pass, disks: Sequence[PassDisk], *, fresh: bool, yields_to: str | None = None) -> Pass:
-    """Copies until every disk of the pass is durable on its volume, and gives the finished pass. Errors name the disk. The job
-    holds slots while it copies, and none while it waits for its source. `new`: the pass as it begins. `yields_to`: see
-    CopyOrder."""
+async def run_pass(job: Job, new: Pass, disks: Sequence[PassDisk], *, yields_to: str | None = None) -> Pass:
+    """Copies to new volumes until every disk of the pass is durable on its volume, and gives the finished pass. Errors name the
+    disk. The job holds slots while it copies, and none while it waits for its source. `new`: the pass as it begins.
+    `yields_to`: see CopyOrder."""
 
     @asynccontextmanager
     async def as_they_are() -> AsyncIterator[Sequence[PassDisk]]:
@@ -69,7 +69,7 @@ async def run_pass(job: Job, new: Pass, disks: Sequence[PassDisk], *, fresh: boo
 
     async def tried(patience: Patience) -> Pass:
         async with job.slots():
-            return await run_opened_pass(job, new, as_they_are, patience, fresh=fresh, yields_to=yields_to)
+            return await run_opened_pass(job, new, as_they_are, patience, fresh=True, yields_to=yields_to)
 
     return await patiently(job, tried)
 

@@ -60,7 +60,7 @@ async def pass_through(job: Job, tool: Passthrough, source: Path, disks: Sequenc
             PassDisk(disk.key, RawSpec(path=str(file), beneath=str(file.parent)), disk.volume, disk.size_bytes)
             for disk, file in zip(disks, files, strict=True)
         ]
-        await run_pass(job, Pass(number=2, kind="full"), copies, fresh=True)
+        await run_pass(job, Pass(number=2, kind="full"), copies)
     await job.in_thread(tool.discard, name)
     await job.strike("passthrough", name)
 

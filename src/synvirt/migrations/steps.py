@@ -217,7 +217,7 @@ async def copying_full(job: Job) -> Facts:
             await instant.copy_under_the_guest(job, disks, partial(refuse_changed, job, disks))
             return Facts()  # its guest runs: it is prepared for nothing any more
         else:
-            await run_pass(job, Pass(number=1, kind="full"), disks, fresh=True)
+            await run_pass(job, Pass(number=1, kind="full"), disks)
         await refuse_changed(job, disks)
         return await _copied(job)
     await copy_full(job)

@@ -49,7 +49,7 @@ def main() -> None:
             say("started")
             host.wait_until_booted(job_id, 1, lambda: False)
         elif action == "restart":
-            found = host._find("lookupByUUIDString", str(job_id))
+            found = host._find(str(job_id))
             assert found is not None
             gone_or(found.destroy)  # opened just now, libvirt still looks for it, and may find it gone by then
             host.start(job_id)

@@ -60,7 +60,7 @@ def test_qemu_starts_with_as_many_disks_as_anybody_has(host: LibvirtHost, tmp_pa
     migration = job(manifest, disk_bus=bus)
     domain = host.domain_xml(machine_of(migration), volumes)
     host.define(domain)
-    started = host._find("lookupByUUIDString", domain.uuid)
+    started = host._find(domain.uuid)
     assert started is not None
     started.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
     found = ET.fromstring(started.XMLDesc())
@@ -87,7 +87,7 @@ def test_qemu_gives_a_disk_the_sectors_that_its_guest_knows(host: LibvirtHost, t
     domain = host.domain_xml(machine_of(migration), [Volume("one", str(path), "file")])
     host.define(domain)
     try:
-        started = host._find("lookupByUUIDString", domain.uuid)
+        started = host._find(domain.uuid)
         assert started is not None
         started.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
         (device,) = _asked(started, "query-block")

@@ -168,7 +168,7 @@ def test_a_block_device_is_handed_over_and_made_again_under_the_guest(
     assert device.stat().st_uid == user.uid
     os.chown(device, 0, 6)
     device.chmod(0o660)
-    domain = host._find("lookupByUUIDString", str(uuid))
+    domain = host._find(str(uuid))
     assert domain is not None
     domain.reset()
     assert domain.isActive()
@@ -192,7 +192,7 @@ def test_a_tpm_and_uefi_variables_are_opened_by_their_users(
         (variables,) = (data_dir / "libvirt/lib/qemu/nvram").iterdir()
         assert variables.stat().st_uid == process_of(uuid).stat().st_uid == user.uid
         # Its state as a restore leaves it, or a time when guests ran as root.
-        domain = host._find("lookupByUUIDString", str(uuid))
+        domain = host._find(str(uuid))
         assert domain is not None
         domain.destroy()
         folder = data_dir / "libvirt/lib/swtpm" / str(uuid)

@@ -41,11 +41,11 @@ FOREIGN = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid><memory u
 @pytest.fixture
 def case(host: LibvirtHost, tmp_path: Path) -> Iterator[HypervisorCase]:
     def running(uuid: UUID) -> bool | None:
-        domain = host._find("lookupByUUIDString", str(uuid))
+        domain = host._find(str(uuid))
         return None if domain is None else bool(domain.isActive())
 
     def power_off(uuid: UUID) -> None:
-        domain = host._find("lookupByUUIDString", str(uuid))
+        domain = host._find(str(uuid))
         assert domain is not None
         domain.destroy()
 
@@ -400,7 +400,7 @@ def test_the_sources_uefi_variables_are_what_the_guest_starts_with(
     assert host.keep_variables(migration.id, content)
     domain = define(case, migration)
     assert not any(one.what == "uefi variables" for one in domain.differences)
-    found = host._find("lookupByUUIDString", domain.uuid)
+    found = host._find(domain.uuid)
     assert found is not None
     found.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
     (variables,) = (data_dir / "libvirt/lib/qemu/nvram").iterdir()

@@ -174,7 +174,7 @@ def test_variables_of_a_guest_that_is_gone_are_not_the_next_ones(host: LibvirtHo
         domain = host.domain_xml(machine_of(migration), [Volume("disk", str(image), "file")])
         host.define(domain)
         host.start(UUID(domain.uuid))
-        defined = host._find("lookupByUUIDString", domain.uuid)
+        defined = host._find(domain.uuid)
         assert defined is not None
         variables = Path(ET.fromstring(defined.XMLDesc()).findtext("os/nvram", ""))
         found.append(variables.read_bytes()[-len(mark) :])

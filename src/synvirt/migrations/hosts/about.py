@@ -77,9 +77,8 @@ class AboutHost:
         *,
         memory_overcommit: float = 1.0,
         cpu_overcommit: float = 8.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._destinations, self._hypervisor, self._clock = destinations, hypervisor, clock
+        self._destinations, self._hypervisor = destinations, hypervisor
         self._memory_overcommit, self._cpu_overcommit = memory_overcommit, cpu_overcommit
         self._room: HostRoom | None = None
         self._unreachable: dict[UUID, float] = {}
@@ -91,7 +90,7 @@ class AboutHost:
         with self._lock:
             destinations = [one.model_dump() for one in self._found]
             room = self._room
-            unreachable = tuple(source for source, until in self._unreachable.items() if until > self._clock())
+            unreachable = tuple(source for source, until in self._unreachable.items() if until > time.monotonic())
         document: dict[str, object] = {"name": socket.gethostname(), "version": __version__, "destinations": destinations}
         if room is not None:
             document["room"] = room.model_copy(update={"unreachable_sources": unreachable}).model_dump(mode="json")
@@ -100,7 +99,7 @@ class AboutHost:
     def unreachable(self, source_id: UUID) -> None:
         """Notes that a source did not answer this host: for a while other hosts are preferred for it."""
         with self._lock:
-            self._unreachable[source_id] = self._clock() + UNREACHABLE_FOR_S
+            self._unreachable[source_id] = time.monotonic() + UNREACHABLE_FOR_S
 
     @contextmanager
     def kept(self, first: Callable[[], object]) -> Iterator[None]:
