@@ -5,7 +5,6 @@ PUT, PATCH, DELETE with If-Match ─▶ in the transaction that writes: the dige
 """
 
 import hashlib
-from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, TypeVar
 
@@ -31,7 +30,7 @@ class BackupChangedMeanwhile(BackupConflict):
 
 def tag_of(document: Model, sealed: bytes = b"") -> str:
     """The strong tag of a document. `sealed`: what belongs to it and is in no answer."""
-    return tag_of_parts((document.model_dump_json(exclude=_calculated(type(document))), sealed.hex()))
+    return tag_of_text(document.model_dump_json(exclude=_calculated(type(document))) + sealed.hex())
 
 
 @cache
@@ -39,12 +38,8 @@ def _calculated(model: type[Model]) -> set[str]:
     return {name for name, field in model.model_fields.items() if CALCULATED in field.metadata}
 
 
-def tag_of_parts(parts: Iterable[str]) -> str:
-    """The strong tag of a document of several texts."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode())
-    return f'"{digest.hexdigest()[:32]}"'
+def tag_of_text(document: str) -> str:
+    return f'"{hashlib.sha256(document.encode()).hexdigest()[:32]}"'
 
 
 class Tagged:

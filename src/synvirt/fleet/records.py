@@ -1,7 +1,7 @@
 """The stored form of waves: the wave without its members, and a row for each member."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
@@ -71,15 +71,7 @@ def member_json(row: MemberRow) -> str:
     return row.document.replace(_WAITS_FOR_NOTHING, f'"waits_for":{json.dumps(row.waits_for)}', 1)
 
 
-def wave_json(row: WaveRow, members: Iterable[MemberRow], *, a_piece: int = 200) -> Iterator[str]:
-    """The whole wave as answered, in pieces."""
+def wave_json(row: WaveRow, members: Iterable[MemberRow]) -> str:
+    """The whole wave as answered."""
     head = wave_of(row).model_dump_json(exclude={"members"})
-    yield f'{head[:-1]},"members":['
-    piece: list[str] = []
-    first = True
-    for one in members:
-        piece.append(member_json(one))
-        if len(piece) == a_piece:
-            yield ("" if first else ",") + ",".join(piece)
-            piece, first = [], False
-    yield ("," if piece and not first else "") + ",".join(piece) + "]}"
+    return f'{head[:-1]},"members":[{",".join(map(member_json, members))}]}}'

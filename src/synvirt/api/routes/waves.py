@@ -16,7 +16,7 @@ from synvirt.api.received import bounded, documented, json_body, optional_json_b
 from synvirt.api.routing import Routes
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
-from synvirt.api.tags import IfMatch, Tagged, tag_of_parts
+from synvirt.api.tags import IfMatch, Tagged, tag_of_text
 from synvirt.errors import NotFound, UnsupportedMediaType
 from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
 from synvirt.fleet.model import (
@@ -256,7 +256,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
         """Export the wave as POST takes it, without its results; or its members as a spreadsheet that /waves/import takes. Its
         tag is the wave's."""
         row, members = waves.load(wave_id)
-        tag = tag_of_parts(wave_json(row, members))
+        tag = tag_of_text(wave_json(row, members))
         wave, of_it = wave_of(row), map(member_of, members)
         made, kind = (to_csv(wave, of_it), "text/csv") if format_ == "csv" else (to_json(wave, of_it, etag=tag), _JSON)
         return Response(made, media_type=kind, headers={"ETag": tag})
@@ -459,14 +459,13 @@ def _no_figures(_id: UUID, _state: Any, _progress: Progress) -> Model:
 
 def _whole(waves: Waves, wave_id: UUID, *, status: int = 200, location: str | None = None) -> Response:
     row, members = waves.load(wave_id)
-    # Before the answer begins: a wave that cannot be read is an error, not half an answer.
-    pieces = list(wave_json(row, members))
-    headers = {"ETag": tag_of_parts(pieces)} | ({} if location is None else {"Location": location})
-    return StreamingResponse(pieces, status_code=status, media_type="application/json", headers=headers)
+    content = wave_json(row, members)
+    headers = {"ETag": tag_of_text(content)} | ({} if location is None else {"Location": location})
+    return Response(content, status_code=status, media_type=_JSON, headers=headers)
 
 
 def _made_from(tags: Tagged, etag: str | None = None) -> WaveCheck:
-    return lambda row, members: tags.check_tag(tag_of_parts(wave_json(row, members)), etag=etag)
+    return lambda row, members: tags.check_tag(tag_of_text(wave_json(row, members)), etag=etag)
 
 
 def _summary(waves: Waves, wave: Wave) -> WaveSummary:
