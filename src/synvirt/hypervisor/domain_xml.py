@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
 
+from synvirt.disks import rbd
 from synvirt.errors import DomainDefineFailed, Internal
 from synvirt.hypervisor import Early, Volume
 from synvirt.hypervisor.card_places import Place, places
@@ -266,20 +267,14 @@ def disk_source(element: ET.Element, volume: Volume) -> None:
     if volume.device_type != "rbd":
         ET.SubElement(element, "source", {"dev" if volume.device_type == "block" else "file": volume.path})
         return
-    image, client, conf = _rbd_words(volume.path)
+    spec = rbd.spec_of(volume.path)
+    client = spec.place.client
     if client != "admin":
         # QEMU itself finds only the key of client.admin. Another client's key is in the secret that Ceph's documentation makes.
         auth = ET.SubElement(element, "auth", username=client)
         ET.SubElement(auth, "secret", type="ceph", usage=f"client.{client} secret")
-    source = ET.SubElement(element, "source", protocol="rbd", name=image)
-    ET.SubElement(source, "config", file=conf)
-
-
-def _rbd_words(device: str) -> tuple[str, str, str]:
-    """Image, client and ceph.conf of `rbd:POOL/IMAGE:id=CLIENT:conf=PATH`."""
-    image, *options = re.split(r"(?<!\\):", device.removeprefix("rbd:"))
-    fields = dict(option.split("=", 1) for option in options)
-    return image, fields["id"], fields["conf"].replace("\\:", ":")
+    source = ET.SubElement(element, "source", protocol="rbd", name=f"{spec.place.pool}/{spec.image}")
+    ET.SubElement(source, "config", file=spec.place.conf)
 
 
 def _network(machine: Machine, nic: Nic, host: Host) -> tuple[str, str]:
