@@ -40,7 +40,7 @@ from synvirt.fleet.reasons import is_said_here
 from synvirt.fleet.records import wave_event
 from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.seeing import Seeing, Seen
-from synvirt.fleet.waves import is_warm
+from synvirt.fleet.waves import is_warm, plan_of
 from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
 from synvirt.live import VmRow
@@ -403,16 +403,7 @@ class Carrying:
         return wave.state is WaveState.HELD or is_too_late(wave, member, None, openings, self._clock())
 
     def _submitted(self, seen: Seen, member: Member, job_id: UUID) -> bool:
-        wave = seen.wave
-        plan = member.plan
-        if member.destination is not None:
-            plan = plan.model_copy(update={"target": plan.target.model_copy(update={"destination": member.destination})})
-        if is_warm(member):
-            warm = plan.warm.model_copy(update={"cutover": "manual", "untracked": "fail"})
-            plan = plan.model_copy(update={"warm": warm})
-        if wave.limits.bandwidth_bps is not None:
-            most = min(filter(None, (plan.limits.bandwidth_bps, wave.limits.bandwidth_bps)))
-            plan = plan.model_copy(update={"limits": plan.limits.model_copy(update={"bandwidth_bps": most})})
+        wave, plan = seen.wave, plan_of(seen.wave, member)
         try:
             if member.retry_of is None:
                 self._intake.submit(plan, job_id=job_id, submitted_by=wave.submitted_by)

@@ -43,6 +43,7 @@ from synvirt.migrations.planning.retrying import has_kept_copy
 from synvirt.migrations.planning.windows import YEARS
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 from synvirt.nearest import in_short
 from synvirt.store.documents import Unreadable, parsed
@@ -57,6 +58,19 @@ CLOCKS_DIFFER = timedelta(hours=1)
 def is_warm(member: MemberRequest) -> bool:
     """Whether its copy is made while the guest runs; others are copied within their cut-over."""
     return member.plan.source.Live is not None and member.plan.mode is Mode.WARM
+
+
+def plan_of(wave: Wave, member: Member) -> MigrationPlan:
+    """The member's plan, with what its wave decides: the destination, when it cuts over, and the least of the rates."""
+    target, warm, limits = member.plan.target, member.plan.warm, member.plan.limits
+    if member.destination is not None:
+        target = target.model_copy(update={"destination": member.destination})
+    if is_warm(member):
+        warm = warm.model_copy(update={"cutover": "manual", "untracked": "fail"})
+    if wave.limits.bandwidth_bps is not None:
+        most = min(filter(None, (limits.bandwidth_bps, wave.limits.bandwidth_bps)))
+        limits = limits.model_copy(update={"bandwidth_bps": most})
+    return member.plan.model_copy(update={"target": target, "warm": warm, "limits": limits})
 
 
 class Waves:
