@@ -384,7 +384,7 @@ class World:
 
     def _look_at(self, wave: Wave) -> None:
         limits = wave.limits
-        # One that is given back takes no slot any more: its job is being cancelled.
+        # One that is rolled back takes no slot any more: its job is being cancelled.
         back = {row.member_id for row in self._members if row.rolling_back}
         for state, what in ((S.SYNCING, "copies"), (S.CUTTING_OVER, "cut-overs")):
             run = [one for one in wave.members if one.state is state and one.id not in back]

@@ -231,7 +231,7 @@ def test_six_guests_over_two_services(night: Night) -> None:
 
 
 def canary_fails(night: Night, wave_id: UUID, page: Page) -> Migration:
-    """It is given back, and nothing else has begun. Its job."""
+    """It is rolled back, and nothing else has begun. Its job."""
     seen = night.until(wave_id, lambda members: members["canary"].state is S.ROLLED_BACK)
     assert page.asked
     assert seen.state is W.RUNNING

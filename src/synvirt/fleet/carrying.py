@@ -18,7 +18,7 @@ import structlog
 
 from synvirt.destinations import DestinationAway
 from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable, SynvirtError
-from synvirt.fleet.changing import change_members, failed, give_back, make_changes, member_change
+from synvirt.fleet.changing import change_members, failed, make_changes, member_change, roll_back
 from synvirt.fleet.facts import Facts
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.job_facts import closes, is_fresh, is_too_late, may_begin_until, openings_in_use, outage_of, why_ended
@@ -253,7 +253,7 @@ class Carrying:
     def _roll_back(self, seen: Seen) -> None:
         """Rolls back members that were moved or are being moved; those that have not begun are skipped."""
         begun = [one for one in seen.wave.members if one.job_id is not None and not seen.rows[one.id].rolling_back]
-        give_back(self._rows, seen.wave.id, begun, "The wave was rolled back.")
+        roll_back(self._rows, seen.wave.id, begun, "The wave was rolled back.")
         unbegun = [one for one in seen.wave.members if one.job_id is None]
         fields = {"state": S.SKIPPED, "cause": "The wave was rolled back."}
         change_members(self._rows, seen.wave.id, unbegun, UNBEGUN, fields)
@@ -311,7 +311,7 @@ class Carrying:
         elif job.state is State.CANCELLED and seen.wave.state is WaveState.CANCELLED and member.cause is None:
             if not self._side.is_owed_power(job):
                 return {"state": S.ROLLED_BACK, "cause": _CANCELLED}
-            give_back(self._rows, seen.wave.id, [member], _CANCELLED)
+            roll_back(self._rows, seen.wave.id, [member], _CANCELLED)
         elif job.state in (State.FAILED, State.CANCELLED):
             cause = member.cause or why_ended(job)
             self._failed(seen, member, f"{cause.rstrip('.')}{_MAY_BE_OFF}" if self._side.is_owed_power(job) else cause)
@@ -439,7 +439,7 @@ class Carrying:
         jobs = [(one, seen.job_of(one)) for one in left if one.job_id is not None]
         # The host of a job that was not submitted may do that at this moment. So that host ends it.
         unsubmitted = [one for one, job in jobs if job is None and not seen.rows[one.id].submitted]
-        give_back(self._rows, seen.wave.id, unsubmitted, _CANCELLED)
+        roll_back(self._rows, seen.wave.id, unsubmitted, _CANCELLED)
         for _, job in jobs:
             if job is not None and not job.ended:
                 self._cancel(job)

@@ -72,29 +72,29 @@ def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None
         rows.change(wave_id, states, held, Wave, wave_event, deliveries=hooks.of_wave)
 
 
-def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> list[str]:
+def roll_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> list[str]:
     """Stores the request, so that the job's host does it (`host_side`). Rolled back members stay as they are, and those that
     have another job by now. The ids of the others."""
     # Whatever state another host has moved it to meanwhile.
     expected = ALL_STATES - {MemberState.ROLLED_BACK}
     changes = [
-        member_change(one, expected, {"cause": one.cause or cause}, rolling_back=True) for one in members if not one.given_back
+        member_change(one, expected, {"cause": one.cause or cause}, rolling_back=True) for one in members if not one.is_back
     ]
     return make_changes(rows, wave_id, changes)
 
 
-def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
-    """Gives back the others of its group; those that have not begun are skipped. `wave` may be out of date: another host may
+def roll_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
+    """Rolls back the others of its group; those that have not begun are skipped. `wave` may be out of date: another host may
     lead, and change them meanwhile."""
     names = {one.id for one in wave.members if one.group == failed.group and one.group is not None and one.id != failed.id}
     cause = f"{failed.id} of its group failed."
     while names:
         seen = [row for row in rows.members(wave.id)[0] if row.member_id in names and not row.rolling_back]
-        left = [one for one in map(member_of, seen) if not one.given_back]
+        left = [one for one in map(member_of, seen) if not one.is_back]
         unbegun = [one for one in left if one.job_id is None]
         change_members(rows, wave.id, unbegun, UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
         begun = [one for one in left if one.job_id is not None]
-        give_back(rows, wave.id, begun, cause)
+        roll_back(rows, wave.id, begun, cause)
         names = {one.id for one in left}
 
 
@@ -104,7 +104,7 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
         reason = f"{member.id} failed: {cause}"
         hold_for(rows, wave.id, reason)
     elif wave.on_failure == "roll_back":
-        give_group_back(rows, wave, member)
+        roll_group_back(rows, wave, member)
     back = wave.on_failure == "roll_back" and member.job_id is not None
     fields = {"state": MemberState.FAILED, "cause": cause}
     change_members(rows, wave.id, [member], RUNS, fields, rolling_back=back or None)

@@ -1,4 +1,4 @@
-"""The part of a wave that only a job's host can do: check that its guest is healthy, and give the guest back to its source.
+"""The part of a wave that only a job's host can do: check that its guest is healthy, and roll the guest back to its source.
 
     Completed ─▶ checks, each until it passes or its time is over ─▶ healthy │ failed
     rolling back ─▶ job cancelled, or: source asked ─▶ guest stopped here, its domain gone ─▶ source powered on ─▶ rolled back
@@ -67,7 +67,7 @@ class HostSide:
 
     def look(self, seen: Seen, *, leads: bool) -> bool:
         """`leads`: this host submits jobs, so a missing job was never submitted. One that cannot be read is left alone. False:
-        sources are slow, and some VMs were not given back yet; look again soon."""
+        sources are slow, and some VMs were not rolled back yet; look again soon."""
         wave, until, in_time = seen.wave, time.monotonic() + GIVING_BACK_S, True
         known = [
             (one.job_id, one)
@@ -87,7 +87,7 @@ class HostSide:
                 continue
             if seen.rows[member.id].rolling_back:
                 if in_time := time.monotonic() < until:
-                    self._give_back(wave, member, job)
+                    self._roll_back(wave, member, job)
             elif job is not None and job.state is State.COMPLETED:
                 self._look_at_safely(wave, member, job)
         if elsewhere:
@@ -151,9 +151,9 @@ class HostSide:
                     return trouble
         return None
 
-    # ── given back ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── rolled back ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _give_back(self, wave: Wave, member: Member, job: Migration | None) -> None:
+    def _roll_back(self, wave: Wave, member: Member, job: Migration | None) -> None:
         store = self._rooms.store
         if job is not None and job.restarted_by is not None:
             return  # the member gets that job first
@@ -173,11 +173,11 @@ class HostSide:
                 return
         except PersistFailed:
             raise
-        except Exception as error:  # whatever it was, the other VMs are given back
+        except Exception as error:  # whatever it was, the other VMs are rolled back
             assert job is not None
             self._pauses.begin(job.id)
             cause, is_known = _cause_of(error), _is_known(error)
-            log.warning("a VM is not given back yet", wave=str(wave.id), member=member.id, cause=cause, exc_info=not is_known)
+            log.warning("a VM is not rolled back yet", wave=str(wave.id), member=member.id, cause=cause, exc_info=not is_known)
             store.waves.put_reasons(wave.id, {member.id: f"Its source is not powered on yet: {cause}"})
             return
         fields = {"state": MemberState.ROLLED_BACK}

@@ -120,7 +120,7 @@ class Member(MemberRequest):
     cause: str | None = None
 
     @property
-    def given_back(self) -> bool:
+    def is_back(self) -> bool:
         """Whether nothing of it is left to roll back. One that failed and then was skipped may have a guest that runs here."""
         return self.state is MemberState.ROLLED_BACK or (self.state is MemberState.SKIPPED and self.job_id is None)
 

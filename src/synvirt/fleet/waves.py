@@ -1,4 +1,4 @@
-"""People's actions on waves: make them, start them, hold them, give members back. Blocking code, called by the API.
+"""People's actions on waves: make them, start them, hold them, roll members back. Blocking code, called by the API.
 
 Nothing here moves a VM: each method stores a request, and `carrying` executes it.
 """
@@ -11,7 +11,7 @@ import structlog
 
 from synvirt.acting import submitter
 from synvirt.errors import BadRequest, Conflict, InvalidPlan
-from synvirt.fleet.changing import change_members, give_back, make_changes, member_change
+from synvirt.fleet.changing import change_members, make_changes, member_change, roll_back
 from synvirt.fleet.model import (
     ALL_STATES,
     BEFORE_CUT_OVER,
@@ -204,9 +204,9 @@ class Waves:
         left, cause = named, "It was rolled back."
         while left:
             chosen = [member_of(one) for one in members if one.member_id in left]
-            begun = [one for one in chosen if one.job_id is not None and not one.given_back]
+            begun = [one for one in chosen if one.job_id is not None and not one.is_back]
             unbegun = [one for one in chosen if one.job_id is None and one.state in UNBEGUN]
-            done = give_back(self.rows, wave_id, begun, cause)
+            done = roll_back(self.rows, wave_id, begun, cause)
             done += change_members(self.rows, wave_id, unbegun, UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
             # Those that were begun, or tried again, since they were read.
             left = {one.id for one in (*begun, *unbegun)} - set(done)
@@ -273,7 +273,7 @@ class Waves:
             if member.state in MEMBER_ENDS - {MemberState.FAILED}:
                 raise Conflict(f"{member_id} is {member.state}", hint="roll it back, if it is to go back to its source")
             if member.job_id is not None and member.state not in MEMBER_ENDS:
-                done = give_back(self.rows, wave_id, [member], cause)
+                done = roll_back(self.rows, wave_id, [member], cause)
             else:
                 fields = {"state": MemberState.SKIPPED, "cause": cause}
                 done = change_members(self.rows, wave_id, [member], {member.state}, fields)
@@ -388,7 +388,7 @@ def check(asked: WaveRequest) -> None:
         if not is_warm(member) and member.outage_budget_s is None:
             raise InvalidPlan(
                 f"members[{place}].outage_budget_s: {member.id} is copied while it is off, for an unknown time",
-                hint="give it a budget: it cuts over while that fits into its window, and is given back where it does not",
+                hint="give it a budget: it cuts over while that fits into its window, and is rolled back where it does not",
             )
 
 

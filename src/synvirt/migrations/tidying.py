@@ -133,7 +133,7 @@ class Tidier:
         """Whether the guest of a failed job must be on at its source; not, where a later job has moved it here, by whichever
         source, or after a day, unless its member is rolled back. Conflict: not known yet. Blocks."""
         store = self._rooms.store
-        if not left_off.is_too_late(migration) or store.is_given_back(migration.id):
+        if not left_off.is_too_late(migration) or store.is_rolling_back(migration.id):
             self._late_since.pop(migration.id, None)
             return not left_off.is_moved_since(store, migration)
         since = self._late_since.setdefault(migration.id, time.monotonic())

@@ -427,7 +427,7 @@ class Store:
         with self._reading() as db:
             return readable(Migration, db.execute(select(migrations.c.document).where(*chosen)).scalars())
 
-    def is_given_back(self, job_id: UUID) -> bool:
+    def is_rolling_back(self, job_id: UUID) -> bool:
         """Whether a member of a wave is rolled back, and waits for what this job owes its source."""
         member = exists().where(wave_members.c.job_id == str(job_id), wave_members.c.rolling_back)
         with self._reading() as db:

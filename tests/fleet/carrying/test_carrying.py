@@ -17,7 +17,7 @@ from synvirt import destinations
 from synvirt.copying import request_bytes
 from synvirt.destinations import DestinationAway
 from synvirt.errors import AuthFailed, InvalidPlan, SourceUnreachable
-from synvirt.fleet.changing import change_members, give_back
+from synvirt.fleet.changing import change_members, roll_back
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.job_facts import AROUND_COPY, outage_of
@@ -71,7 +71,7 @@ def test_a_canary_that_fails_holds_the_wave_before_anything_else_has_begun(night
     assert set(states(done).values()) == {S.HEALTHY}
 
 
-def test_what_begins_in_a_tick_is_noted_in_one_transaction_and_so_is_what_is_given_back(
+def test_what_begins_in_a_tick_is_noted_in_one_transaction_and_so_is_what_is_rolled_back(
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = night.waves.create(wave({"id": "db"}, {"id": "web"}, {"id": "dns"}))
@@ -87,7 +87,7 @@ def test_what_begins_in_a_tick_is_noted_in_one_transaction_and_so_is_what_is_giv
     night.carrying.tick()
     assert noted[0] == ["db", "web", "dns"]
     noted.clear()
-    give_back(rows, made.id, night.waves.whole(made.id).members, "They go back.")
+    roll_back(rows, made.id, night.waves.whole(made.id).members, "They go back.")
     assert noted == [["db", "web", "dns"]]
 
 
@@ -284,7 +284,7 @@ def test_a_member_whose_job_another_host_submits_at_that_moment_has_not_failed(
 
 
 @pytest.mark.parametrize("is_back", [False, True])
-def test_a_member_that_is_given_back_while_its_job_begins_anew_on_another_host_ends_that_job(
+def test_a_member_that_is_rolled_back_while_its_job_begins_anew_on_another_host_ends_that_job(
     night: Night, monkeypatch: pytest.MonkeyPatch, is_back: bool
 ) -> None:
     """The lost host ended nothing, and the other one knows no wave. `is_back`: the lost host looks before the leader does."""

@@ -1,4 +1,4 @@
-"""Members of a wave that are given back, or tried again, against the fake platform."""
+"""Members of a wave that are rolled back, or tried again, against the fake platform."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from synvirt.acting import Act, acting
 from synvirt.errors import BadRequest, Conflict
 from synvirt.fleet import host_side
 from synvirt.fleet.carrying import Carrying, carried
-from synvirt.fleet.changing import change_members, failed, give_back
+from synvirt.fleet.changing import change_members, failed, roll_back
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
     MEMBER_ENDS,
@@ -56,7 +56,7 @@ def test_a_member_that_is_not_healthy_holds_the_wave_and_all_of_it_is_rolled_bac
     assert night.house.volume(job).exists(), "the copies are kept"
 
 
-def test_a_guest_that_cannot_be_stopped_here_holds_up_no_other_that_is_given_back(
+def test_a_guest_that_cannot_be_stopped_here_holds_up_no_other_that_is_rolled_back(
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     night.vms("db", "web")
@@ -110,7 +110,7 @@ def test_where_a_failure_gives_its_group_back_the_rest_goes_on(night: Night) -> 
     assert night.house.platform.vm("web")["powered"] == []
 
 
-def test_a_group_is_given_back_wherever_its_members_have_come_meanwhile(night: Night) -> None:
+def test_a_group_is_rolled_back_wherever_its_members_have_come_meanwhile(night: Night) -> None:
     """The host that sees one fail knows the others as they were."""
     names = ("db", "web", "log", "old")
     made = night.waves.create(
@@ -145,14 +145,14 @@ def test_what_one_says_of_a_member_while_another_moves_it_is_not_lost(night: Nig
     assert change_members(rows, made.id, [known], {S.SYNCING}, {"state": S.FAILED}) == []
 
 
-def test_a_member_that_another_host_moves_on_at_that_moment_is_given_back_nevertheless(night: Night) -> None:
+def test_a_member_that_another_host_moves_on_at_that_moment_is_rolled_back_nevertheless(night: Night) -> None:
     made = night.waves.create(wave({"id": "db"}))
     rows, job_id = night.store.waves, uuid4()
     (known,) = night.waves.whole(made.id).members
     change_members(rows, made.id, [known], {S.WAITING}, {"state": S.READY, "job_id": job_id})
     (known,) = night.waves.whole(made.id).members
     change_members(rows, made.id, [known], {S.READY}, {"state": S.CUTTING_OVER})
-    give_back(rows, made.id, [known], "It was rolled back.")
+    roll_back(rows, made.id, [known], "It was rolled back.")
     row = rows.member(made.id, "db")
     assert (row.state, row.rolling_back) == (S.CUTTING_OVER, True)
 
@@ -224,7 +224,7 @@ def test_a_guest_that_was_not_healthy_is_looked_at_again_when_it_is_retried(nigh
     assert len(night.store.documents(limit=10)[0]) == 2
 
 
-def test_a_member_of_a_group_that_was_given_back_starts_over_when_it_is_retried(night: Night) -> None:
+def test_a_member_of_a_group_that_was_rolled_back_starts_over_when_it_is_retried(night: Night) -> None:
     night.vms("db")
     made = night.waves.create(wave({"id": "db", "checks": [SICK]}, on_failure="roll_back"))
     night.waves.go(made.id)
@@ -448,7 +448,7 @@ def version_of_job(night: Night, job_id: UUID, version: str) -> Iterator[None]:
         db.execute(update(migrations).where(chosen).values(version=before))
 
 
-def test_sources_that_answer_slowly_hold_no_tick_for_each_vm_that_is_given_back(
+def test_sources_that_answer_slowly_hold_no_tick_for_each_vm_that_is_rolled_back(
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("app", "db", "web")

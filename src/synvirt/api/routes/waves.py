@@ -1,4 +1,4 @@
-"""{base_url}/api/v1/waves: make waves, start them, hold them, give members back. All of it blocks, and runs in threads."""
+"""{base_url}/api/v1/waves: make waves, start them, hold them, roll members back. All of it blocks, and runs in threads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
