@@ -143,10 +143,11 @@ def require_whole_qcow2(image: DiskReader, name: str) -> None:
     """The same for an encrypted qcow2 image. `Qcow2Reader` reads the others, and checks them itself."""
     from synvirt.disks.qcow2.entries import Kind
     from synvirt.disks.qcow2.header import read_header
-    from synvirt.disks.qcow2.mapping import Mapping, WindowCache
+    from synvirt.disks.qcow2.mapping import WINDOWS_KEPT, Mapping
+    from synvirt.disks.window_cache import WindowCache
 
     file = _File(image, name)
     header = read_header(image, name, encrypted_too=True)
-    for run in Mapping(image, header, name, WindowCache()).all_runs():
+    for run in Mapping(image, header, name, WindowCache(WINDOWS_KEPT)).all_runs():
         if run.kind == Kind.DATA:
             file.require(run.start, run.host, run.end - run.start)

@@ -7,10 +7,9 @@ or several small L2 tables together. It is kept as the file has it. The entries 
 """
 
 import os
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
@@ -20,13 +19,14 @@ from synvirt.disks.qcow2.entries import BACKING, COMPRESSED, DATA, OFFSET_MASK, 
 from synvirt.disks.qcow2.errors import read_for_guest
 from synvirt.disks.qcow2.header import Header
 from synvirt.disks.raw.holes import Holes
+from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import MalformedArchive
 
 _WINDOW_BYTES: Final = 64 << 10
 _WORD_BYTES: Final = 8
 _NO_WORDS = array("Q")
 # 32 MiB, which map 256 GiB in clusters of 64 KiB, as QEMU's cache does.
-_WINDOWS_MAX: Final = (32 << 20) // _WINDOW_BYTES
+WINDOWS_KEPT: Final = (32 << 20) // _WINDOW_BYTES
 
 
 class Run(NamedTuple):
@@ -36,30 +36,6 @@ class Run(NamedTuple):
     end: int
     kind: int
     host: int
-
-
-class WindowCache:
-    """Windows; the least recently used are dropped first. One for a whole backing chain, so that a long chain needs no more
-    memory."""
-
-    def __init__(self) -> None:
-        self._windows: OrderedDict[tuple[int, int], Words] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[int, int]) -> "Words | None":
-        """The window of that key, now marked as used; None: it is not kept."""
-        with self._lock:
-            window = self._windows.get(key)
-            if window is not None:
-                self._windows.move_to_end(key)
-            return window
-
-    def put(self, key: tuple[int, int], window: Words) -> None:
-        """Keeps a window, and drops the least recently used ones."""
-        with self._lock:
-            self._windows[key] = window
-            if len(self._windows) > _WINDOWS_MAX:
-                self._windows.popitem(last=False)
 
 
 class _Geometry(NamedTuple):
@@ -93,7 +69,7 @@ class _Geometry(NamedTuple):
 class Mapping:
     """Guest offsets to runs, for the active layer of one image. Any number of threads may ask at once."""
 
-    def __init__(self, over: DiskReader, header: Header, name: str, cache: WindowCache) -> None:
+    def __init__(self, over: DiskReader, header: Header, name: str, cache: WindowCache[Words]) -> None:
         self._over, self._header, self._name, self._cache = over, header, name, cache
         self._geometry = _Geometry(header.cluster_size, header.l2_entry_bytes)
         self._entries = Entries(header, name)
@@ -190,12 +166,7 @@ class Mapping:
         tables = self._l1[first : first + geometry.tables_a_window]
         if not any(tables):
             return None
-        window = self._cache.get((id(self), index))
-        if window is None:
-            # Two threads may read the same window at once: this is harmless, and costs less than a lock.
-            window = self._read(index, tables)
-            self._cache.put((id(self), index), window)
-        return window
+        return self._cache.get(self, index, partial(self._read, index, tables))
 
     def _read(self, index: int, tables: Words) -> Words:
         geometry = self._geometry

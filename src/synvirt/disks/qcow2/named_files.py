@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from synvirt.blocks import DiskReader
 from synvirt.disks.formats import ImageOpeners, image_format
+from synvirt.disks.qcow2.entries import Words
 from synvirt.disks.qcow2.header import L1_BYTES_MAX, Header, read_header
-from synvirt.disks.qcow2.mapping import WindowCache
 from synvirt.disks.roots import Root, open_reference
 from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
+from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 
 # ESXi stops at 32. Each file needs an open descriptor, and some of the 1000 nested calls that Python allows.
@@ -38,7 +39,7 @@ class Chain(NamedTuple):
     """An image's place in a backing chain: its path under `root` (no root: it may name no file), and the images above it.
     `images`: what opens a backing file of another format."""
 
-    cache: WindowCache
+    cache: WindowCache[Words]
     root: Root | str | None = None
     name: str = ""
     files: frozenset[Hashable] = frozenset()

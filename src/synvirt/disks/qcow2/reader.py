@@ -25,10 +25,11 @@ from synvirt.disks.qcow2.bitmaps import Bitmap, bitmaps, dirty_extents, named
 from synvirt.disks.qcow2.entries import Kind
 from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest
 from synvirt.disks.qcow2.header import ENCRYPTIONS, Header, Incompatible, read_header
-from synvirt.disks.qcow2.mapping import Mapping, Run, WindowCache
+from synvirt.disks.qcow2.mapping import WINDOWS_KEPT, Mapping, Run
 from synvirt.disks.qcow2.named_files import Chain, open_backing_file, open_data_file
 from synvirt.disks.raw.holes import Holes
 from synvirt.disks.roots import Root
+from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
 
 if TYPE_CHECKING:  # loaded for images that need it
@@ -52,7 +53,7 @@ class Qcow2Reader:
     ) -> None:
         """`root` and `name` are ImageSpec's: the image's path under the import root. `images` opens a backing file of another
         format. `chain` is for images in a chain."""
-        chain = chain or Chain(WindowCache(), root, name, images=images)
+        chain = chain or Chain(WindowCache(WINDOWS_KEPT), root, name, images=images)
         self._name = chain.name or "the qcow2 image"
         _refuse_streams(over, self._name)
         self.header: Header = read_header(over, self._name)

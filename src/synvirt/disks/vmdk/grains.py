@@ -10,41 +10,19 @@ directory is in memory. A window is 32 Ki grains, 2 GiB of disk in grains of 64 
 
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from synvirt.disks.blockmap import PARENT, Run
 from synvirt.disks.vmdk.sparse import SECTOR, Sparse
 from synvirt.disks.vmdk.tables import WINDOW_GRAINS, Source
 from synvirt.disks.vmdk.windows import Window, Windows
+from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import MalformedArchive
 
 # At most 12 bytes a grain, where no two lie in order: 24 MiB, whatever the length of the chain.
-_WINDOWS_KEPT: Final = 64
-
-
-class WindowCache:
-    """The most recently used windows of all extents of a chain."""
-
-    def __init__(self) -> None:
-        self._windows: OrderedDict[tuple[object, int], Window] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, owner: object, index: int, load: Callable[[int], Window]) -> Window:
-        """The window of an extent; `load` loads it, where it is not kept."""
-        key = (owner, index)
-        with self._lock:
-            held = self._windows.get(key)
-            if held is not None:
-                self._windows.move_to_end(key)
-                return held
-        loaded = load(index)  # outside the lock: two threads may load the same one, which costs less than waiting
-        with self._lock:
-            self._windows[key] = loaded
-            if len(self._windows) > _WINDOWS_KEPT:
-                self._windows.popitem(last=False)
-        return loaded
+WINDOWS_KEPT: Final = 64
 
 
 class GrainMap:
@@ -53,7 +31,7 @@ class GrainMap:
     The runs of a compressed extent have places in the disk, not in the file: `Inflated` reads by them.
     """
 
-    def __init__(self, source: Source, sparse: Sparse, file_bytes: int, name: str, cache: WindowCache) -> None:
+    def __init__(self, source: Source, sparse: Sparse, file_bytes: int, name: str, cache: WindowCache[Window]) -> None:
         self.size, self.grain_bytes = sparse.size, sparse.grain_bytes
         self._source, self._windows, self._cache = source, Windows(sparse, file_bytes, name), cache
         self._file_bytes, self._name = file_bytes, name
@@ -91,7 +69,7 @@ class GrainMap:
                 at += 1
 
     def _window(self, index: int) -> Window:
-        return self._cache.get(self, index, self._load)
+        return self._cache.get(self, index, partial(self._load, index))
 
     def _load(self, index: int) -> Window:
         window = self._windows.window(index * WINDOW_GRAINS, self._source.entries(index))

@@ -24,9 +24,11 @@ from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.roots import open_reference
 from synvirt.disks.specs import ImageRoot
 from synvirt.disks.vmdk.descriptor import ZERO, Descriptor, ExtentLine, parse_descriptor
-from synvirt.disks.vmdk.grains import GrainMap, WindowCache
+from synvirt.disks.vmdk.grains import WINDOWS_KEPT, GrainMap
 from synvirt.disks.vmdk.sparse import DESCRIPTOR_BYTES_MAX, MAGICS, TABLES_MAX, Sparse, read_at, read_sparse
 from synvirt.disks.vmdk.tables import Tables, Walked
+from synvirt.disks.vmdk.windows import Window
+from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from synvirt.records import Record
 
@@ -38,7 +40,7 @@ class _Opened:
     """Shared by the files of one disk while it is opened: their root, the cache of their tables, and the number of tables."""
 
     def __init__(self, root: ImageRoot | None) -> None:
-        self.root, self.chain, self.cache, self.tables = root, Chain(), WindowCache(), 0
+        self.root, self.chain, self.cache, self.tables = root, Chain(), WindowCache[Window](WINDOWS_KEPT), 0
 
     def count(self, sparse: Sparse, name: str) -> None:
         self.tables += sparse.tables
