@@ -1,4 +1,4 @@
-"""In this process."""
+"""Whether a password is right, asked of PAM in this process."""
 
 import logging
 from dataclasses import dataclass
