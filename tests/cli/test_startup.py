@@ -90,14 +90,14 @@ def images(tmp_path: Path) -> Path:
     [
         ("disk.raw", 150),
         ("disk.qcow2", 164),
-        ("zlib.qcow2", 172),
-        ("zstd.qcow2", 170),
+        ("zlib.qcow2", 173),
+        ("zstd.qcow2", 171),
         ("disk.vmdk", 167),
-        ("stream.vmdk", 175),
+        ("stream.vmdk", 176),
         ("disk.vhdx", 168),
         ("disk.vhd", 160),
         ("disk.vdi", 157),
-        ("plain.ova", 209),
+        ("plain.ova", 210),
     ],
 )
 @pytest.mark.parametrize("command", ["info", "convert"])
