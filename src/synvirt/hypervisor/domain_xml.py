@@ -320,14 +320,18 @@ def _address(element: ET.Element, place: Place) -> None:
 
 
 def _ports(root: ET.Element, devices: ET.Element, kept: Mapping[str, Place]) -> None:
-    """The ports that need numbers; libvirt makes the others."""
-    numbers: list[int] = []
-    for place in kept.values():
-        if place.port is not None:
-            port = ET.SubElement(devices, "controller", type="pci", index=str(place.bus), model="pcie-root-port")
-            ET.SubElement(port, "alias", name=numbered_ports.alias(place.port))
-            numbers.append(place.port)
-    numbered_ports.add(root, numbers)
+    """The ports that need numbers; bridges, and the ports up to theirs, as libvirt would put its own ones behind them. libvirt
+    makes all others."""
+    numbers = {place.bus: place.port for place in kept.values() if place.port is not None}
+    bridged = next((place.bus for place in kept.values() if place.is_behind_bridge), 0)
+    for bus in sorted({*numbers, *range(1, bridged - 1)}):
+        port = ET.SubElement(devices, "controller", type="pci", index=str(bus), model="pcie-root-port")
+        if bus in numbers:
+            ET.SubElement(port, "alias", name=numbered_ports.alias(numbers[bus]))
+    if bridged:
+        for bus, model, slot in ((bridged - 1, "pcie-to-pci-bridge", 0), (bridged, "pci-bridge", 1)):
+            _address(ET.SubElement(devices, "controller", type="pci", index=str(bus), model=model), Place(bus - 1, slot))
+    numbered_ports.add(root, numbers.values())
 
 
 def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, chipset: Chipset, host: Host) -> None:

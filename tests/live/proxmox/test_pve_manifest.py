@@ -162,10 +162,19 @@ def test_the_chipset_is_read(machine: dict[str, Any], chipset: str | None) -> No
     assert read(machine).chipset == chipset
 
 
-def test_cards_are_in_the_slots_that_proxmox_ve_gives_them() -> None:
-    found = read({f"net{number}": f"virtio=BC:24:11:00:00:0{number},bridge=vmbr0" for number in (0, 5, 6)})
-    assert [nic.linux_name for nic in found.nics] == ["ens18", "ens23", None]
-    assert [nic.linux_name for nic in read({"machine": "q35", "net0": "virtio=BC:24:11:00:00:01"}).nics] == [None]
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({}, ["ens18", "ens23", None]),
+        ({"machine": "q35"}, ["enp6s18", "enp6s23", None]),
+        ({"machine": "pc-q35-3.1", "hostpci3": "0000:01:00"}, ["enp6s18", "enp6s23", None]),
+        ({"machine": "q35", "hostpci4": "0000:01:00"}, [None] * 3),
+        ({"machine": "virt"}, [None] * 3),
+    ],
+)
+def test_cards_are_where_proxmox_ve_puts_them(config: dict[str, str], names: list[str | None]) -> None:
+    cards = {f"net{number}": f"virtio=BC:24:11:00:00:0{number},bridge=vmbr0" for number in (0, 5, 6)}
+    assert [nic.linux_name for nic in read({**cards, **config}).nics] == names
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,12 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("chipset", "wanted"),
-    [("pc", ("ens18", "ens3")), (None, ("ens192", "enp0s3", "enp5s0", "ens161"))],
-    ids=["i440fx", "q35"],
+    [
+        ("pc", ("ens18", "ens3")),
+        (None, ("ens192", "enp0s3", "enp5s0", "ens161")),
+        ("q35", ("enp6s18", "enp2s0", "enp6s23")),
+    ],
+    ids=["i440fx", "q35", "bridges"],
 )
 def test_a_linux_names_its_cards_as_at_its_source(
     host: LibvirtHost, image: Path, tmp_path: Path, chipset: str | None, wanted: tuple[str, ...]

@@ -18,6 +18,9 @@ from synvirt.sizes import GIB, KIB, MIB, TIB
 BUSES: Final[Mapping[str, DiskBus]] = {"scsi": "scsi", "virtio": "virtio", "sata": "sata", "ide": "ide"}
 DRIVE: Final = re.compile(r"(scsi|virtio|sata|ide)([0-9]{1,2})")
 _NET: Final = re.compile(r"net([0-9]{1,2})")
+_PASSED: Final = re.compile(r"hostpci([0-9]{1,2})")
+# The cards on the first bus; the ports of q35 for passed devices, and its first bus behind them.
+_ON_FIRST_BUS, _PORTS, _BUS_OF_Q35 = 6, 4, 6
 _UNITS: Final = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KMGT]?)")
 # A storage's id, and a name on it, without anything that has a meaning for a shell or as a program's option.
@@ -88,10 +91,21 @@ def chipset(config: Mapping[str, Any]) -> Chipset | None:
     return chipset_named(options(config.get("machine", "pc"), "type").get("type", "pc"))
 
 
-def linux_name(key: str, chipset: Chipset | None) -> str | None:
-    """Of a card on i440fx: net0 is in slot 18, and net5 the last one on the first bus (PVE::QemuServer::PCI)."""
+def linux_name(key: str, config: Mapping[str, Any]) -> str | None:
+    """Of a card: net0 is device 18 on the first bus, and net5 the last one (PVE::QemuServer::PCI). On i440fx that bus has slots
+    with numbers. On q35 it is behind two bridges, and four ports come before (pve-q35-4.0.cfg), so it is bus 6; with more
+    ports, for passed devices, it is another one."""
     found = _NET.fullmatch(key)
-    return card_names.in_slot(18 + int(found.group(1))) if chipset == "pc" and found and int(found.group(1)) < 6 else None
+    if found is None or int(found[1]) >= _ON_FIRST_BUS:
+        return None
+    device = 18 + int(found[1])
+    match chipset(config):
+        case "pc":
+            return card_names.in_slot(device)
+        case "q35" if all(int(passed[1]) < _PORTS for name in config if (passed := _PASSED.fullmatch(name))):
+            return card_names.on_bus(_BUS_OF_Q35, device)
+        case _:
+            return None
 
 
 def is_on(value: object) -> bool:

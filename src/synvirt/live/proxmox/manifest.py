@@ -144,7 +144,6 @@ def _nics(seen: Seen) -> Iterator[Nic]:
         for address in found if isinstance(found, list) else ():
             if isinstance(address, dict) and "ip-address" in address:
                 addresses.setdefault(str(one.get("hardware-address", "")).lower(), []).append(str(address["ip-address"]))
-    chipset = settings.chipset(seen.config)
     for key, card in settings.nets(seen.config):
         mac = card.get("macaddr", "").lower() or None
         tag = card.get("tag", "")
@@ -154,7 +153,7 @@ def _nics(seen: Seen) -> Iterator[Nic]:
             model=card.get("model", ""),
             network=card.get("bridge", "") + (f".{tag}" if tag else ""),
             connected=not settings.is_on(card.get("link_down")),
-            linux_name=settings.linux_name(key, chipset),
+            linux_name=settings.linux_name(key, seen.config),
             ip_addresses=tuple(addresses.get(mac or "", ())),
         )
 
