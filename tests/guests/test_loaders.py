@@ -10,12 +10,14 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import Internal
-from synvirt.guests.inside.looking import loaders_of
+from synvirt.guests.inside.looking import facts_of, loaders_of
 from synvirt.machines import boot_entries
 from synvirt.machines.loader import Loader, from_line
 from synvirt.machines.ovmf_store import GLOBAL, SECURITY, UefiVariable, added, store
 from synvirt.model.machine import GuestOs, VmManifest
+from tests.guests.test_inside import ext4
 from tests.needs import need
+from tests.running.forked_small import by_python
 
 PARTITION = UUID("5ec0ffee-0000-4000-8000-000000000018")
 START = 2048
@@ -76,6 +78,24 @@ def test_damaged_file_systems_end_with_less_and_not_later(image: Image, tmp_path
             damaged[START * 512 + drawn.randrange(64 * 1024)] = drawn.randrange(256)
         broken.write_bytes(damaged if round_ % 2 else damaged[: START * 512 + drawn.randrange(64 * 1024)])
         assert set(paths_of(broken)) <= {r"\efi\debian\shimx64.efi"} or len(paths_of(broken)) <= 16
+
+
+def test_the_menu_of_an_older_red_hat_is_read_where_its_loader_is(image: Image, tmp_path: Path) -> None:
+    """Its /boot has only a link to the variables there, by which GRUB chooses the older kernel."""
+    disk = image("EFI/redhat/grub.cfg", SHIM, wide=True, mib=120)
+    (grubenv := tmp_path / "grubenv").write_text(
+        "saved_entry=ab12-4.18.0-80.el8\nkernelopts=root=UUID=7 ro\n".ljust(70_000, "#")
+    )
+    subprocess.run(["mcopy", "-i", f"{disk}@@{START * 512}", grubenv, "::EFI/redhat/grubenv"], check=True)
+    (entries := tmp_path / "boot/loader/entries").mkdir(parents=True)
+    for version in ("4.18.0-80.el8", "4.18.0-553.el8"):
+        (entries / f"ab12-{version}.conf").write_text(f"linux /vmlinuz-{version}\noptions $kernelopts\n")
+    (tmp_path / "boot/grub2").mkdir()
+    (tmp_path / "boot/grub2/grubenv").symlink_to("../efi/EFI/redhat/grubenv")
+    ext4(boot := tmp_path / "boot.raw", tmp_path / "boot")
+    with by_python():
+        found = facts_of([str(disk), str(boot)])
+    assert found.get("finds /boot/loader/entries/ab12-4.18.0-80.el8.conf root") == "UUID=7"
 
 
 @pytest.mark.parametrize(

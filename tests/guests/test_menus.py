@@ -122,6 +122,44 @@ def test_of_the_entries_in_a_folder_the_chosen_or_the_newest_one_is_meant(saved:
     assert (entry.initrds, entry.menu) == ((f"/initramfs-{release}.img",), f"/boot/loader/entries/ab12-{release}.conf")
 
 
+EFI = "/boot/efi/EFI/redhat"
+
+
+@pytest.mark.parametrize(("saved", "release"), [("", "4.18.0-553.el8"), ("ab12-4.18.0-80.el8", "4.18.0-80.el8")])
+def test_a_rhel_8_by_uefi_has_the_options_of_its_entries_on_its_efi_system_partition(saved: str, release: str) -> None:
+    entries = {
+        f"loader/entries/ab12-{each}.conf": BLS.format(each).replace("root=UUID=7", "$kernelopts $tuned_params")
+        for each in ("4.18.0-80.el8", "4.18.0-553.el8")
+    }
+    grubenv = f"# GRUB Environment Block\nsaved_entry={saved}\nkernelopts=root=/dev/mapper/rhel-root ro\n####"
+    assert menus.started(Planted(entries)) is None
+    entry = menus.started(Planted(entries), {f"{EFI}/grubenv": grubenv, f"{EFI}/grub.cfg": "blscfg\n"})
+    assert entry is not None
+    assert entry.initrds == (f"/initramfs-{release}.img",)
+    assert "root=/dev/mapper/rhel-root" in entry.options
+
+
+RHEL_7 = """
+   set default="${saved_entry}"
+menuentry 'Red Hat (3.10.0-1160)' --class red --unrestricted $menuentry_id_option 'gnulinux-3.10.0-1160-advanced-7' {
+\tlinuxefi /vmlinuz-3.10.0-1160 root=/dev/mapper/rhel-root ro
+\tinitrdefi /initramfs-3.10.0-1160.img
+}
+menuentry 'Red Hat (3.10.0-957)' --class red --unrestricted $menuentry_id_option 'gnulinux-3.10.0-957-advanced-7' {
+\tlinuxefi /vmlinuz-3.10.0-957 root=/dev/mapper/rhel-root ro
+\tinitrdefi /initramfs-3.10.0-957.img
+}
+"""
+
+
+def test_a_menu_on_an_efi_system_partition_counts_where_its_kernel_is() -> None:
+    by_efi = {f"{EFI}/grub.cfg": RHEL_7, f"{EFI}/grubenv": "saved_entry=Red Hat (3.10.0-957)\n"}
+    entry = menus.started(Planted({"vmlinuz-3.10.0-957": "", "vmlinuz-3.10.0-1160": ""}), by_efi)
+    assert entry is not None
+    assert (entry.initrds, entry.menu) == (("/initramfs-3.10.0-957.img",), f"{EFI}/grub.cfg")
+    assert menus.started(Planted({"etc/os-release": ""}), by_efi) is None, "its root file system, with an empty /boot"
+
+
 @pytest.mark.parametrize(
     ("texts", "initrds"),
     [

@@ -1,4 +1,4 @@
-"""Names in the folders of a FAT file system, as on an EFI system partition. Pure, over seekable bytes.
+"""Folders and small files of a FAT file system, as on an EFI system partition. Pure, over seekable bytes.
 
 Microsoft, «FAT: General Overview of On-Disk Format», version 1.03; UEFI 2.10, section 13.3. FAT12, FAT16 and FAT32.
 """
@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 from synvirt.errors import DiskReadFailed
 from synvirt.guests.inside.seekable import Bytes, read_at
 
-# A folder has at most 65,536 entries, most have a dozen; a chain that leads into itself ends here, too.
-_FOLDER_BYTES_MAX: Final = 256 * 1024
+# A folder has at most 65,536 entries, most have a dozen; of a file no more is read. A chain that leads into itself ends here,
+# too.
+_BYTES_MAX: Final = 256 * 1024
 _ENTRY: Final = 32
 _LONG_NAME, _VOLUME_LABEL, _FOLDER = 0x0F, 0x08, 0x10
 _FREE, _END = 0xE5, 0x00
@@ -20,15 +21,17 @@ _FAT12_BELOW, _FAT16_BELOW = 4085, 65525
 
 
 class Entry(NamedTuple):
-    """`cluster`: where it begins; 0 is the root folder."""
+    """`cluster`: where it begins; 0 is the root folder, or a file without content. `size`: a file's bytes."""
 
     name: str
     is_folder: bool
     cluster: int
+    size: int = 0
 
 
 class Fat:
-    """`folder(cluster)`: its entries. DiskReadFailed, if this is no such file system, or the disk cannot be read."""
+    """`folder(cluster)`: its entries; `read(file)`: its bytes. DiskReadFailed, if this is no such file system, or the disk
+    cannot be read."""
 
     def __init__(self, volume: Bytes) -> None:
         self._volume = volume
@@ -64,13 +67,18 @@ class Fat:
                 long.clear()
                 first = int.from_bytes(entry[26:28], "little") | (int.from_bytes(entry[20:22], "little") << 16)
                 if not kind & _VOLUME_LABEL:
-                    yield Entry(name, bool(kind & _FOLDER), first if self._bits == 32 else first & 0xFFFF)
+                    size = int.from_bytes(entry[28:32], "little")
+                    yield Entry(name, bool(kind & _FOLDER), first if self._bits == 32 else first & 0xFFFF, size)
+
+    def read(self, file: Entry) -> bytes:
+        """The file's content; of a long one only the beginning."""
+        return self._content(file.cluster)[: file.size] if file.cluster else b""
 
     def _content(self, cluster: int) -> bytes:
         if cluster == 0 and self._bits != 32:
             return read_at(self._volume, self._root_at, self._root_bytes)
         cluster, found = cluster or self._root, bytearray()
-        while 2 <= cluster < (1 << min(self._bits, 28)) - 8 and len(found) < _FOLDER_BYTES_MAX:
+        while 2 <= cluster < (1 << min(self._bits, 28)) - 8 and len(found) < _BYTES_MAX:
             piece = read_at(self._volume, self._data_at + (cluster - 2) * self._cluster_bytes, self._cluster_bytes)
             if not piece:
                 break

@@ -1,10 +1,11 @@
-"""The loaders of systems on a disk's EFI system partitions. Pure, over a disk.
+"""The loaders of systems on a disk's EFI system partitions, and their menus. Pure, over a disk.
 
 Most installers put one where every firmware looks, /EFI/BOOT/BOOTX64.EFI. Others, Debian's above all, rely on an entry in the
 firmware's variables, and without that a firmware finds no loader.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, Protocol
 
 from synvirt.blocks import DiskReader
@@ -19,6 +20,8 @@ _LOADERS: Final = ("shimx64.efi", "shim.efi", "grubx64.efi", "grub.efi", "system
 # Windows' loader is one folder further down.
 _FURTHER: Final = {"microsoft": "boot"}
 LOADERS_MAX: Final = 16
+# What Red Hat's systems before 9 have there, and not in /boot.
+_OF_GRUB: Final = frozenset({"grub.cfg", "grubenv"})
 
 
 class Disk(DiskReader, Positional, Protocol):
@@ -36,9 +39,26 @@ def loaders_of(disk: Disk) -> Iterator[Loader]:
             yield Loader(partition.number, partition.first, partition.sectors, partition.id, path)
 
 
+def menus_of(disk: Disk) -> dict[str, str]:
+    """The menus and variables of GRUB there, by their paths where a Linux mounts such a partition."""
+    found: dict[str, str] = {}
+    for partition in system_partitions(disk):
+        with suppress(DiskReadFailed):
+            files = Fat(Window(disk, partition.start))
+            for vendor in _folders(files, efi.cluster) if (efi := _efi(files)) is not None else ():
+                for one in files.folder(vendor.cluster):
+                    if one.name.lower() in _OF_GRUB:
+                        path = f"/boot/efi/EFI/{vendor.name}/{one.name.lower()}"
+                        found.setdefault(path, files.read(one).decode(errors="replace"))
+    return found
+
+
+def _efi(files: Fat) -> Entry | None:
+    return next((one for one in _folders(files, 0) if one.name.lower() == "efi"), None)
+
+
 def _paths(files: Fat) -> Iterator[str]:
-    efi = next((one for one in _folders(files, 0) if one.name.lower() == "efi"), None)
-    if efi is None:
+    if (efi := _efi(files)) is None:
         return
     vendors = list(_folders(files, efi.cluster))
     fallback = next((one for one in vendors if one.name.lower() == "boot"), None)

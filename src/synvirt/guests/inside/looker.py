@@ -16,7 +16,9 @@ lies, and why. The contents of the disks may crash a reader: then only this proc
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -33,7 +35,7 @@ from synvirt.guests.inside.btrfs.subvolumes import Btrfs
 from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT, newest
 from synvirt.guests.inside.files import Files, NtfsFiles, UnixFiles
 from synvirt.guests.inside.initramfs import drivers_of
-from synvirt.guests.inside.loaders import LOADERS_MAX, loaders_of
+from synvirt.guests.inside.loaders import LOADERS_MAX, loaders_of, menus_of
 from synvirt.guests.inside.opening import SERVED
 from synvirt.guests.inside.seekable import Bytes, Window, read_at
 from synvirt.machines.partitions import starts
@@ -62,8 +64,6 @@ _UNREAD: Final = (
 _BITMAP = 6
 # The libraries' exceptions for an odd or hostile disk; our own give the reason.
 _DAMAGE: Final = (OSError, RuntimeError, ValueError, TypeError, MemoryError, RecursionError)
-# A file system with the menu of a boot loader, and what that starts.
-_Booted = tuple[Files, menus.Entry]
 
 
 class Disk:
@@ -226,11 +226,19 @@ def _of_btrfs(parts: Sequence[Bytes]) -> Iterator[Files]:
         yield UnixFiles(place)
 
 
+@dataclass(slots=True)
+class _Booting:
+    """`by_efi`: the menus on EFI system partitions. `found`: the file system with the kernel, and the entry that starts it."""
+
+    by_efi: Mapping[str, str]
+    found: tuple[Files, menus.Entry] | None = None
+
+
 def _facts_of(
-    where: str, parts: Sequence[Bytes], held: Sequence[lvm.Physical], booted: list[_Booted], unread: dict[str, str]
+    where: str, parts: Sequence[Bytes], held: Sequence[lvm.Physical], booting: _Booting, unread: dict[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Facts of the file system, and of the system on it, which may be none. Where there is something that was not read, why.
-    Adds to `booted`, where it has none, what the menu of a boot loader starts."""
+    Notes in `booting`, where it has none, what the menu of a boot loader starts."""
     of_itself: dict[str, str] = {}
     try:
         for offset, magic, why in _UNREAD:
@@ -241,8 +249,8 @@ def _facts_of(
         if found is not None:
             of_itself[f"volume {where}"], places = found
             for files in places:
-                if not files.is_ntfs and not booted and (entry := menus.started(files)) is not None:
-                    booted.append((files, entry))
+                if not files.is_ntfs and booting.found is None and (entry := menus.started(files, booting.by_efi)) is not None:
+                    booting.found = files, entry
                 facts = windows_facts.facts_of(files) if files.is_ntfs else linux_facts.facts_of(files)
                 if facts:
                     names = {one.name for one in held}
@@ -254,19 +262,26 @@ def _facts_of(
     return of_itself, {}
 
 
-def _of_start(booted: Sequence[_Booted]) -> Iterator[tuple[str, str]]:
+def _of_start(files: Files, entry: menus.Entry) -> Iterator[tuple[str, str]]:
     """Facts of how the kernel is started: of its command line, and of its initramfs."""
-    for files, entry in booted:
-        yield from linux_devices.command_line(entry).items()
-        try:
-            found = [entry.file(files, path) for path in entry.initrds]
-            if not found or None in found:
-                continue
-            drivers = drivers_of(found, entry.configuration(files))
-        except (SynvirtError, *_DAMAGE):
-            continue
-        if drivers is not None:
-            yield f"drivers in {short(entry.shown(entry.initrds[-1]))}", several(drivers) or "none for disks here"
+    yield from linux_devices.command_line(entry).items()
+    try:
+        found = [entry.file(files, path) for path in entry.initrds]
+        if not found or None in found:
+            return
+        drivers = drivers_of(found, entry.configuration(files))
+    except (SynvirtError, *_DAMAGE):
+        return
+    if drivers is not None:
+        yield f"drivers in {short(entry.shown(entry.initrds[-1]))}", several(drivers) or "none for disks here"
+
+
+def _menus_by_efi(disks: Sequence[Disk | Read]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for disk in disks:
+        with suppress(*_DAMAGE):
+            found |= menus_of(disk)
+    return found
 
 
 def facts(disks: Sequence[Disk | Read]) -> dict[str, str]:
@@ -274,15 +289,15 @@ def facts(disks: Sequence[Disk | Read]) -> dict[str, str]:
     system: dict[str, str] = {}
     file_systems: dict[str, str] = {}
     unread: dict[str, str] = {}
-    booted: list[_Booted] = []
+    booting = _Booting(_menus_by_efi(disks))
     held: list[lvm.Physical] = []
     for where, parts in _together(volumes(disks, held, unread)):
-        of_itself, found = _facts_of(where, parts, held, booted, unread)
+        of_itself, found = _facts_of(where, parts, held, booting, unread)
         file_systems |= of_itself
         system = system or found
     if disks and not system and not unread:
         unread["disks"] = "no system was found on them that is known here"
-    started = dict(_of_start(booted))
+    started = dict(_of_start(*booting.found)) if booting.found is not None else {}
     return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **started, **system})
 
 

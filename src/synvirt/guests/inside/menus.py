@@ -1,12 +1,14 @@
 """The menu of a guest's boot loader: what is started if nobody chooses. Pure, over Files.
 
 Formats: menus of GRUB (grub.cfg, and the older grub.conf and menu.lst), of extlinux, and of the Boot Loader Specification; the
-variables of GRUB (grubenv), which name the chosen entry.
+variables of GRUB (grubenv), which name the chosen entry. By UEFI, Red Hat's systems before 9 have menu and variables on the EFI
+system partition, and in /boot a link to them, which leads nowhere there.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from synvirt.guests.inside.files import Files
@@ -60,20 +62,27 @@ class Entry:
         return files.read(f"{self.folder}/config-{version}") if version else None
 
 
-def started(files: Files) -> Entry | None:
+def started(files: Files, by_efi: Mapping[str, str] = MappingProxyType({})) -> Entry | None:
     """The entry with a root file system that is the chosen one, else the newest in a folder of entries, else the menu's first.
-    None, where the file system has no menu."""
+    None, where the file system has no menu, nor a kernel that one on an EFI system partition starts. `by_efi`: the texts there,
+    by their paths."""
     for folder in _FOLDERS:
-        variables = _variables(files, folder)
-        for entry in (*_of_folder(files, folder, variables), *_of_menus(files, folder, variables)):
+        variables = _variables(files, folder, by_efi)
+        menus = {_shown(path): files.read(path) or "" for path in (f"{folder}/{menu}" for menu in _MENUS)}
+        for entry in (
+            *_of_folder(files, folder, variables),
+            *_of_menus(menus, folder, variables),
+            *(entry for entry in _of_menus(by_efi, folder, variables) if entry.file(files, entry.kernel) is not None),
+        ):
             entry.options = entry.options.replace("$kernelopts", variables.get("kernelopts", ""))
             if any(word.strip('"').startswith("root=") for word in entry.options.split()):
                 return entry
     return None
 
 
-def _variables(files: Files, folder: str) -> dict[str, str]:
-    texts = (files.read(f"{folder}/{path}") for path in _VARIABLES)
+def _variables(files: Files, folder: str, by_efi: Mapping[str, str]) -> dict[str, str]:
+    of_efi = (text for path, text in by_efi.items() if path.endswith("/grubenv"))
+    texts = (*(files.read(f"{folder}/{path}") for path in _VARIABLES), *of_efi)
     return dict(_VARIABLE.findall(next(filter(None, texts), "")))
 
 
@@ -86,10 +95,9 @@ def _of_folder(files: Files, folder: str, variables: dict[str, str]) -> Iterator
         yield from _parsed(files.read(path) or "", _shown(path), folder, is_entry=True)[1]
 
 
-def _of_menus(files: Files, folder: str, variables: dict[str, str]) -> Iterator[Entry]:
-    for menu in _MENUS:
-        path = f"{folder}/{menu}"
-        default, entries = _parsed(files.read(path) or "", _shown(path), folder)
+def _of_menus(menus: Mapping[str, str], folder: str, variables: dict[str, str]) -> Iterator[Entry]:
+    for path, text in menus.items():
+        default, entries = _parsed(text, path, folder)
         if default in ("saved", "${saved_entry}"):
             default = variables.get("saved_entry", "")
         way = default.split(">")
