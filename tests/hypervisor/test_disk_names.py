@@ -38,6 +38,29 @@ def test_a_name_that_no_disk_had_at_the_source_says_nothing() -> None:
     assert disk_names.noted(manifest, {"mount /media/stick": "/dev/sda1 vfat"}) == manifest
 
 
+def missing(facts: dict[str, str]) -> list[str]:
+    found = disk_names.noted(LINUX, facts).concerns
+    return [one.assessment for one in found if one.id == "disk-names:missing"]
+
+
+def test_a_file_system_that_no_disk_has_is_noted() -> None:
+    """Of a disk that the plan skips, for example: the guest shows signs of life, and stops in emergency mode."""
+    facts = {
+        "volume disk 1 at 1048576": "ext4 «root» 6F1C3C0A-3c5f-4b52-9f57-7d8f4d3f6a01, 1 of 2 bytes",
+        "mount /": "UUID=6f1c3c0a-3c5f-4b52-9f57-7d8f4d3f6a01 ext4",
+        "mount /srv": "LABEL=root ext4",
+        "mount /boot/efi": "UUID=1A2B-3C4D vfat",
+        "mount /home": "/dev/mapper/vg-home xfs",
+        "mount /backup": "UUID=0c xfs optional",
+    }
+    assert not missing(facts)
+    facts |= {"mount /data": "UUID=0d xfs", "mount /more": 'LABEL="ro" btrfs'}
+    (assessment,) = missing(facts)
+    assert "mounts LABEL=ro, UUID=0d, and no disk" in assessment
+    assert not missing(facts | {"not read disk 2": "it is encrypted"})
+    assert not missing({fact: value for fact, value in facts.items() if not fact.startswith("volume")})
+
+
 def test_the_bus_that_a_guest_names_its_disks_by_is_a_reason() -> None:
     assert "the guest itself names" in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"))))
     assert "the guest itself names" not in hardware.why_bus(machine_of(fixed(mounts("/dev/sdb1"), disk_bus="virtio")))

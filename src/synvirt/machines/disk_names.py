@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from synvirt.model.facts import NOT_READ
 from synvirt.model.machine import Concern, VmManifest
 from synvirt.nearest import in_short
 
@@ -22,6 +23,9 @@ _BY_ID = re.compile(r"/dev/disk/by-id/(virtio-|scsi-0QEMU_QEMU_HARDDISK_)(\S+?)(
 # LVM's ids of disks (lvmdevices(8)): their numbers at the platform, their serial numbers, the names of those that have neither.
 _LVM_ID = re.compile(r"(sys_wwid|wwid_naa|wwid_eui|wwid_t10|sys_serial|devname|mpath_uuid) (\S+)")
 _LVM_QEMU = re.compile(r"t10\.QEMU_+QEMU_HARDDISK_+(\S+)")
+# A mount that the guest waits for, of a file system whose number and label a fact «volume» has (guests/inside/superblocks.py).
+_BY_NUMBER = re.compile(r'(UUID|LABEL)="?([^"\s]+)"? (?:ext[234]|xfs|btrfs)')
+_QUOTED = {"UUID": "{}", "LABEL": "«{}»"}
 # What libvirt takes, and SCSI carries; disks of other buses carry less.
 _SERIAL = re.compile(r"[A-Za-z0-9_.+-]{1,36}", re.ASCII)
 OTHER_SERIAL_CHARS, SCSI_SERIAL_CHARS = 20, 36
@@ -55,6 +59,7 @@ def noted(manifest: VmManifest, facts: Mapping[str, str]) -> VmManifest:
         *([_named_as_scsi(as_scsi)] if as_scsi else []),
         *([_named_otherwise(min(one.kind for one in otherwise), otherwise)] if otherwise else []),
         *([_listed_by_lvm(by_lvm)] if by_lvm else []),
+        *([_missing(missing)] if (missing := list(_not_there(facts))) else []),
     )
     return manifest.with_concerns(concerns, in_place_of=lambda id_: id_.startswith(_PREFIX))
 
@@ -67,6 +72,18 @@ def _named(manifest: VmManifest, facts: Mapping[str, str]) -> Iterator[_Named]:
             yield from _of_lvm(file, listed, manifest)
         elif kind in ("mount", "finds") and (device := _DEVICE.fullmatch(value.partition(" ")[0])) is not None:
             yield _Named(file, device[0], _kind(device, manifest))
+
+
+def _not_there(facts: Mapping[str, str]) -> Iterator[str]:
+    """What the guest mounts and waits for, by the number or label of a file system that no disk has; nothing, where a part of
+    the disks was not read."""
+    there = [value.lower() for fact, value in facts.items() if fact.startswith("volume ")]
+    if not there or any(fact.startswith(NOT_READ) for fact in facts):
+        return
+    for fact, value in facts.items():
+        mounted = _BY_NUMBER.fullmatch(value) if fact.startswith("mount ") else None
+        if mounted is not None and not any(_QUOTED[mounted[1]].format(mounted[2].lower()) in volume for volume in there):
+            yield f"{mounted[1]}={mounted[2]}"
 
 
 def _of_lvm(file: str, listed: re.Match[str], manifest: VmManifest) -> Iterator[_Named]:
@@ -155,4 +172,16 @@ def _listed_by_lvm(named: list[_Named]) -> Concern:
         remedy=f"At the source: {_LVM_REMEDY[0].lower()}{_LVM_REMEDY[1:]} Or have the guest converted, which takes the list of "
         "devices away (conversion: always; of a RHEL 9 by virt-v2v 2.4 or newer). Here on its console: rm "
         "/etc/lvm/devices/system.devices, vgchange -ay, vgimportdevices --all, dracut -f.",
+    )
+
+
+def _missing(devices: list[str]) -> Concern:
+    return Concern(
+        id=f"{_PREFIX}missing",
+        category="Warning",
+        label="File systems that are on no disk here",
+        assessment=f"The guest's {_FSTAB} mounts {in_short(sorted(devices))}, and no disk that came along has such a file "
+        "system: it waits for that, and then stops in emergency mode.",
+        remedy="Bring the disk along (skip_disks), or attach it here where it was attached from elsewhere. Or give the line in "
+        f"{_FSTAB} the option nofail, at the source or here on its console.",
     )

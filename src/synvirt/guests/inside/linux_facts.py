@@ -4,6 +4,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from synvirt.guests.inside import linux_cards
 from synvirt.guests.inside.files import Files
@@ -63,12 +64,17 @@ def _time_zone(files: Files) -> str:
     return zone if found else (files.read("/etc/timezone") or "").strip()
 
 
+# Options of a mount that nothing waits for, or only once the network is there (systemd.mount(5)).
+_NOT_WAITED_FOR: Final = frozenset({"nofail", "noauto", "_netdev", "x-systemd.automount"})
+
+
 def _mounts(text: str) -> Iterator[tuple[str, str]]:
-    """fstab(5)."""
+    """fstab(5); with «optional», where the system starts without."""
     for line in text.splitlines():
         words = line.split()
         if len(words) >= 3 and not words[0].startswith("#") and words[1].startswith("/"):
-            yield f"mount {short(words[1])}", f"{short(words[0])} {short(words[2])}"
+            optional = " optional" if _NOT_WAITED_FOR & {*"".join(words[3:4]).split(",")} else ""
+            yield f"mount {short(words[1])}", f"{short(words[0])} {short(words[2])}{optional}"
 
 
 def _enabled(files: Files) -> Iterator[tuple[str, str]]:
