@@ -90,14 +90,14 @@ def images(tmp_path: Path) -> Path:
     [
         ("disk.raw", 150),
         ("disk.qcow2", 164),
-        ("zlib.qcow2", 173),
-        ("zstd.qcow2", 171),
+        ("zlib.qcow2", 172),
+        ("zstd.qcow2", 170),
         ("disk.vmdk", 167),
-        ("stream.vmdk", 176),
+        ("stream.vmdk", 175),
         ("disk.vhdx", 168),
         ("disk.vhd", 160),
         ("disk.vdi", 157),
-        ("plain.ova", 210),
+        ("plain.ova", 209),
     ],
 )
 @pytest.mark.parametrize("command", ["info", "convert"])

@@ -1,8 +1,14 @@
-"""Entries of the tables by which images say where their blocks lie: read as arrays, and compared in stretches."""
+"""Entries of the tables by which images say where their blocks lie: read as arrays, and compared in stretches. And the parts of
+such tables that were used last."""
 
 import sys
+import threading
 from array import array
-from typing import TYPE_CHECKING, Final, Literal
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+
+W = TypeVar("W")
 
 # Entries of 32 or 64 bits ("I" or "Q"), without a sign. Python 3.11 knows no `array[int]`, and a string would be compiled where
 # a named tuple has such a field: the first one costs a millisecond.
@@ -39,3 +45,27 @@ def goes_on(stretch: Entries, follows: int, step: int) -> bool:
         return False
     ones, ramp = _STRETCHES[stretch.itemsize]
     return int.from_bytes(stretch, sys.byteorder) == follows * ones + step * ramp
+
+
+class WindowCache(Generic[W]):
+    """The `most` windows that were used last. A window is a part of a mapping that is read at once. One cache is for a whole
+    chain, so that a long chain needs no more memory. For several threads."""
+
+    def __init__(self, most: int) -> None:
+        self._windows: OrderedDict[tuple[object, int], W] = OrderedDict()
+        self._most, self._lock = most, threading.Lock()
+
+    def get(self, owner: object, index: int, load: Callable[[], W]) -> W:
+        """The window of that number in the mapping `owner`; `load` reads it, where it is not kept."""
+        key = (owner, index)
+        with self._lock:
+            held = self._windows.get(key)
+            if held is not None:
+                self._windows.move_to_end(key)
+                return held
+        loaded = load()  # outside the lock: two threads may load the same one, which costs less than waiting
+        with self._lock:
+            self._windows[key] = loaded
+            if len(self._windows) > self._most:
+                self._windows.popitem(last=False)
+        return loaded

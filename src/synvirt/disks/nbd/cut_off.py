@@ -141,10 +141,10 @@ def _walk(file: _File, tables: _Tables, place: Callable[[int], tuple[int, int]])
 
 def require_whole_qcow2(image: DiskReader, name: str) -> None:
     """The same for an encrypted qcow2 image. `Qcow2Reader` reads the others, and checks them itself."""
+    from synvirt.disks.entries import WindowCache
     from synvirt.disks.qcow2.entries import Kind
     from synvirt.disks.qcow2.header import read_header
     from synvirt.disks.qcow2.mapping import WINDOWS_KEPT, Mapping
-    from synvirt.disks.window_cache import WindowCache
 
     file = _File(image, name)
     header = read_header(image, name, encrypted_too=True)

@@ -14,12 +14,11 @@ from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.entries import entries_of
+from synvirt.disks.entries import WindowCache, entries_of
 from synvirt.disks.qcow2.entries import BACKING, COMPRESSED, DATA, OFFSET_MASK, ZERO, Begin, Entries, Words
 from synvirt.disks.qcow2.errors import read_for_guest
 from synvirt.disks.qcow2.header import Header
 from synvirt.disks.raw.holes import Holes
-from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import MalformedArchive
 
 _WINDOW_BYTES: Final = 64 << 10

@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from synvirt.blocks import DiskReader
+from synvirt.disks.entries import WindowCache
 from synvirt.disks.formats import ImageOpeners, image_format
 from synvirt.disks.qcow2.entries import Words
 from synvirt.disks.qcow2.header import L1_BYTES_MAX, Header, read_header
 from synvirt.disks.roots import Root, open_reference
 from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
-from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 
 # ESXi stops at 32. Each file needs an open descriptor, and some of the 1000 nested calls that Python allows.

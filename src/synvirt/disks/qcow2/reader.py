@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced, fill_zeros, piece_bytes
+from synvirt.disks.entries import WindowCache
 from synvirt.disks.formats import ImageOpeners
 from synvirt.disks.layers import Layer, check_whole, layer_of
 from synvirt.disks.places import FilePlaces
@@ -29,7 +30,6 @@ from synvirt.disks.qcow2.mapping import WINDOWS_KEPT, Mapping, Run
 from synvirt.disks.qcow2.named_files import Chain, open_backing_file, open_data_file
 from synvirt.disks.raw.holes import Holes
 from synvirt.disks.roots import Root
-from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
 
 if TYPE_CHECKING:  # loaded for images that need it

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Final
 
 from synvirt.disks.blockmap import PARENT, Run
+from synvirt.disks.entries import WindowCache
 from synvirt.disks.vmdk.sparse import SECTOR, Sparse
 from synvirt.disks.vmdk.tables import WINDOW_GRAINS, Source
 from synvirt.disks.vmdk.windows import Window, Windows
-from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import MalformedArchive
 
 # At most 12 bytes a grain, where no two lie in order: 24 MiB, whatever the length of the chain.

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced, fill_zeros, piece_bytes
 from synvirt.disks.blockmap import MappedDisk
+from synvirt.disks.entries import WindowCache
 from synvirt.disks.layers import Layer
 from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.roots import open_reference
@@ -28,7 +29,6 @@ from synvirt.disks.vmdk.grains import WINDOWS_KEPT, GrainMap
 from synvirt.disks.vmdk.sparse import DESCRIPTOR_BYTES_MAX, MAGICS, TABLES_MAX, Sparse, read_at, read_sparse
 from synvirt.disks.vmdk.tables import Tables, Walked
 from synvirt.disks.vmdk.windows import Window
-from synvirt.disks.window_cache import WindowCache
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from synvirt.records import Record
 

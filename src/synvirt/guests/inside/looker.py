@@ -126,11 +126,11 @@ class Read:
 
 def overlay(descriptor: int, backing: int) -> Read:
     """An open overlay in qcow2, and the raw file under it, whatever the overlay names."""
+    from synvirt.disks.entries import WindowCache
     from synvirt.disks.qcow2.mapping import WINDOWS_KEPT
     from synvirt.disks.qcow2.named_files import Chain
     from synvirt.disks.qcow2.reader import Qcow2Reader
     from synvirt.disks.raw.files import RawReader
-    from synvirt.disks.window_cache import WindowCache
 
     class Given(Chain):
         def open(self, reference: str) -> tuple[DiskReader, Chain]:
