@@ -1,10 +1,14 @@
 """A host to restore guests on that has a hypervisor in memory."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from synvirt.backups.restores import in_place, present
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
@@ -46,3 +50,11 @@ def restore_host_of(
         alone=lambda vm_id, stop: nullcontext(),
         exports=exports or FakeExports(folder / "instant"),
     )
+
+
+def as_a_volume(monkeypatch: pytest.MonkeyPatch, zfs: Callable[..., object]) -> None:
+    """Devices are the zfs volume tank/volume, of a pool with room. `zfs` takes the commands of a restore in place."""
+    pool = SimpleNamespace(properties=lambda *_: {"available": str(1 << 40), "refcompressratio": "1.00"})
+    monkeypatch.setattr(present, "Zfs", lambda: pool)
+    monkeypatch.setattr(present, "zfs_volume", lambda path: "tank/volume")
+    monkeypatch.setattr(in_place, "Zfs", lambda: zfs)

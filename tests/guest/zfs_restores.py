@@ -14,14 +14,14 @@ from synvirt.backups.restores.domain import Place
 from synvirt.blocks import Extent
 from synvirt.destinations.zfs_links import Links
 from synvirt.disks import open_writer
-from synvirt.errors import DiskReadFailed
+from synvirt.errors import DiskReadFailed, DiskWriteFailed
 from synvirt.jobs.copying_disks import Openers, copy_disks
 from synvirt.jobs.ledger import Ledger
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.model.job import Progress
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 from synvirt.store import Store
-from tests.guest.zvols import POOL, zfs
+from tests.guest.zvols import POOL, small_pool, zfs
 
 MIB = 1 << 20
 SIZE = 4 * MIB
@@ -68,7 +68,8 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
         copy_disks(CopyOrder(disks=(order,)), wire, openers)
 
     under_way: Any = SimpleNamespace(run=run, stop=lambda: False)
-    copying: Any = SimpleNamespace(under_way=under_way, copy=copied)
+    working = SimpleNamespace(data_bytes=lambda specs, stop: (2 * MIB,))
+    copying: Any = SimpleNamespace(under_way=under_way, copy=copied, working=working)
     repository = RepositorySpec(place=FolderSpec(path="/x"), key="")
     spec = PointSpec(repository=repository, point_id="", number=0)
     domain = SimpleNamespace(UUIDString=lambda: str(uuid4()))
@@ -91,3 +92,21 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     assert store.ledgers.owned("run", host="local") == []
     store.close()
     zfs("destroy", volume)
+
+
+def test_a_pool_without_room_beside_the_volumes_is_said_before_it_is_full(tmp_path: Path) -> None:
+    """Their snapshots hold what they have: the restore ended when the pool was full, and so did the writes of other guests."""
+    with small_pool("narrow", tmp_path / "pool.img"):
+        places = []
+        for name in ("one", "two"):
+            zfs("create", "-s", "-V", str(SIZE), "-o", "volmode=dev", f"narrow/{name}")
+            places.append(Place(Links().device(f"narrow/{name}"), "block"))
+        half = int(zfs("get", "-Hpo", "value", "available", "narrow/one")) // 2 - MIB
+        sizes = [("vda", places[0], half), ("vdb", places[1], half)]
+        present.check_room(sizes)
+        Path(places[0].path).write_bytes(NOW)
+        zfs("snapshot", "narrow/one@written")  # once this is done, so is what it wrote
+        with pytest.raises(DiskWriteFailed, match=r"disk vda and vdb would be .* bytes of one zfs pool, and .* are free"):
+            present.check_room(sizes)
+        zfs("destroy", "-r", "narrow/one")
+        zfs("destroy", "-r", "narrow/two")

@@ -23,7 +23,7 @@ from synvirt.programs import ProgramFailed
 from synvirt.store.store import StoreAway
 from tests.backups.restores.one_guest import NOW, THEN, OneGuest
 from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
-from tests.fakes.restoring import XML
+from tests.fakes.restoring import XML, as_a_volume
 from tests.kinds.runs import rows_left
 from tests.needs import need_libvirt
 from tests.running.processes import until
@@ -170,8 +170,7 @@ def test_a_volume_that_is_not_rolled_back_is_named_in_the_run_with_what_it_held(
 
     monkeypatch.setattr(house.store.backups, "put_all", away_once)
     monkeypatch.setattr(runs, "STORE_PAUSE_S", 0.02)
-    monkeypatch.setattr(in_place, "Zfs", lambda: zfs)
-    monkeypatch.setattr(present, "zfs_volume", lambda _: "tank/volume")
+    as_a_volume(monkeypatch, zfs)
     monkeypatch.setattr(present, "check_place", check_place)
     monkeypatch.setattr(present, "size_of", lambda _: 0)
     monkeypatch.setattr(Copying, "copy", failed)

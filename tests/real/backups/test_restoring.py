@@ -15,7 +15,6 @@ from defusedxml import ElementTree
 
 from synvirt.backups.model import RestorePoint, RestoreRequest
 from synvirt.backups.restores import domain as restoring_domain
-from synvirt.backups.restores import in_place, present
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
@@ -25,6 +24,7 @@ from synvirt.sizes import MIB
 from tests.backups.test_authors import swap_after_check
 from tests.devices import loop_device
 from tests.drawn import drawn
+from tests.fakes.restoring import as_a_volume
 from tests.needs import lacking, need, need_root
 from tests.real.backups.restores import Room
 from tests.real.guests import FILLS, WRITES, boot_sector
@@ -381,8 +381,7 @@ def test_in_place_a_zfs_volume_is_rolled_back_where_the_restore_fails(
                 Path(device).write_bytes(before)
             return ""
 
-        monkeypatch.setattr(present, "zfs_volume", lambda path: "tank/volume")
-        monkeypatch.setattr(in_place, "Zfs", lambda: zfs)
+        as_a_volume(monkeypatch, zfs)
         _, point = on_device(room, device)
         if damaged:
             _damage(room)

@@ -21,6 +21,7 @@ from synvirt.jobs.ledger import Ledger, Sweep
 from synvirt.programs import ProgramFailed
 from synvirt.store.ledger import LedgerEntry
 from tests.devices import loop_device
+from tests.fakes.restoring import as_a_volume
 from tests.house import Crash
 from tests.kinds.laws import Death, Place
 from tests.kinds.restores import NOW, THEN, InPlace
@@ -144,8 +145,7 @@ def test_a_volume_is_not_rolled_back_under_a_guest_that_was_started(
 ) -> None:
     """What it held before is in a snapshot, for a person to decide."""
     commands: list[str] = []
-    monkeypatch.setattr(present, "zfs_volume", lambda path: "tank/volume")
-    monkeypatch.setattr(in_place, "Zfs", lambda: lambda *arguments: commands.append(arguments[0]))
+    as_a_volume(monkeypatch, lambda *arguments: commands.append(arguments[0]))
     room = Room(place.host, place.data_dir or place.folder, place.folder)
     disk = room.folder / "images/disk"
     disk.write_bytes(THEN)

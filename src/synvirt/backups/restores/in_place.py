@@ -212,10 +212,10 @@ class _Restored:
 
     def disks(self, wanted: dict[str, tuple[Place, int, PointSpec]]) -> None:
         """Each with its size. Files first: they are separate from the guest's until the end."""
-        files = [(target, place, spec) for target, (place, _, spec) in wanted.items() if place.device_type == "file"]
-        if files and not self._resumed:  # else it has written a part of them
-            measured = self._copying.working.data_bytes([spec for *_, spec in files], self._under_way.stop)
-            present.check_room([(target, place, size) for (target, place, _), size in zip(files, measured, strict=True)])
+        if not self._resumed:  # else it has written a part of them
+            measured = self._copying.working.data_bytes([spec for *_, spec in wanted.values()], self._under_way.stop)
+            sizes = zip(wanted.items(), measured, strict=True)
+            present.check_room([(target, place, data_bytes) for (target, (place, *_)), data_bytes in sizes])
         for kind, write in (("file", self._file), ("block", self._device)):
             for target, (place, size_bytes, spec) in wanted.items():
                 if place.device_type == kind:

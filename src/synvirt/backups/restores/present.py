@@ -11,6 +11,7 @@ from typing import Any
 from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import RestoreHost
+from synvirt.destinations.zfs_command import Zfs
 from synvirt.disks.raw.zvols import device_of, zvol_name
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, Internal, SourceRunning, SourceUnsupported
 from synvirt.kvm.connection import load, translated
@@ -124,26 +125,48 @@ def check_place(target: str, place: Place, size: int) -> None:
         raise SourceUnsupported(f"disk {target} cannot be reached: {error.strerror}") from error
 
 
-def check_room(files: list[tuple[str, Place, int]]) -> None:
-    """Checks that files of that many bytes can all be written beside the present ones: those on one file system share its room.
-    DiskWriteFailed."""
-    targets, needed, free = defaultdict[int, list[str]](list), defaultdict[int, int](int), dict[int, int]()
-    for target, place, size in files:
-        try:
-            folder = Path(place.path).resolve().parent
-            device = folder.stat().st_dev
-            free[device] = shutil.disk_usage(folder).free
-        except OSError as error:
-            raise DiskWriteFailed(f"disk {target} cannot be reached: {error.strerror}") from error
-        targets[device].append(target)
-        needed[device] += size
-    for device, there in targets.items():
-        if needed[device] > free[device]:
+def check_room(disks: list[tuple[str, Place, int]]) -> None:
+    """Checks that disks of that many bytes can all be written beside the present ones: those on one file system, or in one zfs
+    pool, share its room. A device that is no zfs volume has nothing beside it. DiskWriteFailed."""
+    targets, needed, free = defaultdict[_Shared, list[str]](list), defaultdict[_Shared, int](int), dict[_Shared, int]()
+    for target, place, size in disks:
+        found = _room_beside(target, place, size)
+        if found is None:
+            continue
+        shared, room, taken = found
+        free[shared] = min(room, free.get(shared, room))
+        targets[shared].append(target)
+        needed[shared] += taken
+    for shared, there in targets.items():
+        if needed[shared] > free[shared]:
             raise DiskWriteFailed(
-                f"disk {' and '.join(there)} would be written beside what is there now: that needs {needed[device]} bytes of "
-                f"one file system, and {free[device]} are free",
+                f"disk {' and '.join(there)} would be written beside what is there now: that needs {needed[shared]} bytes of "
+                f"one {shared[0]}, and {free[shared]} are free",
                 hint="free space there, or restore to a new domain",
             )
+
+
+# What disks share the room of, in words, and which one.
+_Shared = tuple[str, int | str]
+
+
+def _room_beside(target: str, place: Place, size: int) -> tuple[_Shared, int, int] | None:
+    """What has the room beside a disk, how many bytes are free there, and how many `size` bytes take. None: it is overwritten
+    where it is."""
+    if place.device_type == "file":
+        try:
+            folder = Path(place.path).resolve().parent
+            return ("file system", folder.stat().st_dev), shutil.disk_usage(folder).free, size
+        except OSError as error:
+            raise DiskWriteFailed(f"disk {target} cannot be reached: {error.strerror}") from error
+    volume = zfs_volume(place.path)
+    if volume is None:
+        return None
+    # Its snapshot holds the present bytes meanwhile: without room for both, the restore would fill the pool on which other
+    # guests write.
+    found = Zfs().properties(volume, "available", "refcompressratio")
+    taken = int(size / max(float(found["refcompressratio"]), 1))  # if they compress like the present ones
+    return ("zfs pool", volume.partition("/")[0]), int(found["available"]), taken
 
 
 def size_of(place: Place) -> int:
