@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups.model import BackupRepositoryRequest, BootTest, RestorePoint
+from synvirt.backups.model import BackupRepositoryChange, BackupRepositoryRequest, BootTest, RestorePoint
 from synvirt.backups.points import Points
 from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.errors import BackupConflict, BackupNotFound
@@ -119,6 +119,25 @@ def test_a_repository_is_known_once_by_whatever_name(tmp_path: Path) -> None:
     house.backups.forget_repository(first)
     again = house.backups.add_repository(_asked(house, "symlink", key))
     assert [point.repository_id for point in house.backups.points.all()] == [again.id]
+    house.close()
+
+
+def test_what_others_have_made_is_known_once_the_place_is_named_again(tmp_path: Path) -> None:
+    """A host that shares the repository is lost, or the store was put back from an older copy."""
+    house = House(tmp_path)
+    house.image("web", disk_content())
+    job = house.job("web")
+    (first,) = house.run(job).restore_point_ids
+    (second,) = house.run(job).restore_point_ids
+    (third,) = house.run(job).restore_point_ids
+    for made in (second, third):
+        house.backups.points.forget(made)
+    place = str(tmp_path / "repository")
+    house.backups.change_repository(job.repository_id, BackupRepositoryChange(name="renamed"))
+    assert house.backups.points.ids() == {first}
+    house.backups.change_repository(job.repository_id, BackupRepositoryChange(path=place))
+    assert [point.id for point in house.backups.points.all()] == [first, second, third]
+    assert {fate.restore_point_id for fate in house.backups.retiring.planned(job)} == {first, second, third}
     house.close()
 
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.backups.model import BackupRepository, BackupRun
+from synvirt.backups.model import BackupRepository, BackupRun, RestorePoint
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.errors import SynvirtError
@@ -23,6 +23,7 @@ class Adopting:
         """Registers points in the repository that are not registered: all, or those of that run."""
         repository = self._repositories.opened(known.id)
         kept, unknown = repository.kept_ids(), set(repository.point_ids()) - self._points.ids()
+        new: list[RestorePoint] = []
         for point_id, found in repository.read_all(unknown):
             try:
                 if isinstance(found, SynvirtError):
@@ -34,7 +35,9 @@ class Adopting:
                 continue
             point = point_of(manifest, known, stored_bytes=0, signed_by=signed_by)
             if run is None or point.run_id == run.id:
-                self._points.put(point.model_copy(update={"protected": point_id in kept}))
+                new.append(point.model_copy(update={"protected": point_id in kept}))
+        for point in sorted(new, key=lambda point: point.created_at):  # points are listed in the order of their registration
+            self._points.put(point)
 
     def forgotten(self, points: Set[UUID]) -> None:
         """Registers points of a repository that was forgotten, where they are in another one too: an earlier version registered

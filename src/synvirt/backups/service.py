@@ -219,13 +219,13 @@ class Backups:
         with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
             return self.repositories.change_key(repository_id)
 
-    def change_repository(
-        self, repository_id: UUID, asked: BackupRepositoryChange, check: Check = unchecked
-    ) -> BackupRepository:
-        """Renames it, or says where it lies now. BackupConflict, while a run reads or writes there."""
-        self.repositories.get(repository_id)
-        with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
-            return self.repositories.change(repository_id, asked, check)
+    def change_repository(self, id_: UUID, asked: BackupRepositoryChange, check: Check = unchecked) -> BackupRepository:
+        """Renames it, or says where it lies now, and registers the points there. BackupConflict, while a run uses it."""
+        with self._no_run_of(id_, lambda: self._check_unused(id_)):
+            made = self.repositories.change(id_, asked, check)
+            if asked.path is not None or asked.peer is not None:
+                self._adopting.adopt(made)
+            return made
 
     @contextlib.contextmanager
     def _no_run_of(self, id_: UUID, check: Callable[[], object]) -> Iterator[None]:

@@ -185,7 +185,8 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
         tags: IfMatch,
     ) -> BackupRepository:
         """Change a repository: rename it, or say where it lies now, which certificate its peer shows, and by which account it
-        is used. What lies there must open with its key. 409 while a run uses it."""
+        is used. What lies there must open with its key; its restore points that are not known are registered. 409 while a run
+        uses it."""
         return backups.change_repository(repository_id, change, check=tags.check)
 
     @router.delete("/repositories/{repository_id}", status_code=204)

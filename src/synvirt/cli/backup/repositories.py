@@ -104,7 +104,8 @@ def change_repository(
         str | None, typer.Option(help="The offer's account; its password: env SYNVIRT_PEER_PASSWORD, or asked for")
     ] = None,
 ) -> None:
-    """Change a repository: its name, or where it lies now. What lies there must open with its key.
+    """Change a repository: its name, or where it lies now. What lies there must open with its key. Restore points there that
+    this host does not know are registered: name the same folder again to find those.
 
     Example: synvirt backup change-repository elsewhere --fingerprint SHA256
 
