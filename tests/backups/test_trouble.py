@@ -13,11 +13,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from synvirt.backups import upkeep
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
 from synvirt.backups.runs import RunKind
 from synvirt.backups.trouble import trouble_of
@@ -414,3 +416,19 @@ def test_a_run_that_lacks_something_of_the_host_says_so() -> None:
     found = trouble_of(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/secret"))
     assert (found.code, found.message) == ("E_BAK_INTERNAL", "the run cannot go on: No space left on device")
     assert "data_dir" in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        ((), "the pack has changed"),
+        ((1,), "disk vdb is damaged: the pack has changed"),
+        ((0, 2), "disks vda, vdc are damaged: the pack has changed"),
+        ((0, 1, 2), "disks vda, vdb, vdc are damaged: the pack has changed"),
+    ],
+)
+def test_a_damaged_point_says_which_disks_can_be_restored(damaged: tuple[int, ...], says: str) -> None:
+    point: Any = SimpleNamespace(disks=[SimpleNamespace(target=target) for target in ("vda", "vdb", "vdc")])
+    found = upkeep._damaged_point(point, "the pack has changed", damaged)
+    assert found.detail == says
+    assert ("the other disks of this point are whole" in (found.hint or "")) == (len(damaged) in (1, 2))

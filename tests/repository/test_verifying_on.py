@@ -87,6 +87,28 @@ def test_a_point(folder: MemoryFolder, wrong: int | None, monkeypatch: pytest.Mo
         assert len(read) == CHUNKS - mark.chunks
 
 
+@pytest.mark.parametrize("of", ["a chunk of two disks", "a list of chunks"])
+def test_a_point_says_which_of_its_disks_are_damaged(folder: MemoryFolder, of: str) -> None:
+    """The others can be restored."""
+    repository, twin, other = opened(folder, new=True), noise(), noise()
+    other.content = other.content[::-1]
+    point = back_up(repository, noise(), other, twin, threads=1)
+    assert verify_point(repository, point).disks == ()
+    if of == "a list of chunks":
+        place = repository.place(bytes.fromhex(repository.manifest(point).shown.disks[1].pages[0]))
+        assert place is not None
+        content = bytearray(folder.files[f"packs/{place.pack}"].content)
+        content[place.entry.offset] ^= 1
+        folder.files[f"packs/{place.pack}"].content = bytes(content)
+    else:
+        damaged(folder, 0)
+    marks = [PointLooked()]
+    found = verify_point(repository, point, on_looked=marks.append)
+    assert found.disks == ((1,) if of == "a list of chunks" else (0, 2))
+    assert found.chunks == (2 if of == "a list of chunks" else 3) * CHUNKS, "all of the other disks is read"
+    assert [verify_point(repository, point, since=over_the_wire(mark)) == found for mark in marks] == [True] * len(marks)
+
+
 @pytest.mark.parametrize("wrong", [None, 0, CHUNKS - 1])
 def test_a_repository(folder: MemoryFolder, wrong: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = opened(folder, new=True)

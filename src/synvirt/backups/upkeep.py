@@ -34,6 +34,7 @@ from synvirt.backups.working import Message, Working
 from synvirt.errors import BackupNotFound, RepositoryDamaged, SynvirtError
 from synvirt.jobs.wire import Moved, Result
 from synvirt.model.values import now
+from synvirt.nearest import in_short
 from synvirt.repository import garbage
 from synvirt.repository.garbage import Collected, Sweep
 from synvirt.repository.repository import Repository
@@ -64,6 +65,17 @@ def _bounded(found: F) -> F:
     if max(map(len, named)) > NAMED_MAX:
         raise RepositoryDamaged(f"more than {NAMED_MAX:,} packs and restore points are damaged", hint=_HINT)
     return found
+
+
+def _damaged_point(point: RestorePoint, wrong: str, disks: Sequence[int]) -> RepositoryDamaged:
+    """`disks`: the numbers of the damaged ones; none: it is not known which are whole."""
+    if not disks:
+        return RepositoryDamaged(wrong, hint=_HINT)
+    targets = [point.disks[number].target for number in disks if number < len(point.disks)]
+    are = "disk {} is" if len(targets) == 1 else "disks {} are"
+    is_all = len(targets) == len(point.disks)
+    others = "" if is_all else "the other disks of this point are whole, and can be restored by their names; "
+    return RepositoryDamaged(f"{are.format(in_short(targets))} damaged: {wrong}", hint=f"{others}{_HINT}")
 
 
 def _condemn(under_way: UnderWay, repository: Repository, broken: Sequence[str]) -> None:
@@ -121,7 +133,7 @@ class Upkeep:
         self._note_states({point.id: found.wrong is not None})
         _condemn(under_way, repository, sorted(found.broken))
         if found.wrong:
-            raise RepositoryDamaged(found.wrong, hint=_HINT)
+            raise _damaged_point(point, found.wrong, found.disks)
 
     def verify_repository(self, under_way: UnderWay, repository_id: UUID) -> None:
         """RepositoryDamaged, if any part is damaged: the run has the report."""

@@ -9,7 +9,8 @@ Long reads report how far they are, and can go on from there: what was checked i
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -110,10 +111,12 @@ class PacksLooked(Looked):
 
 @dataclass(frozen=True, slots=True)
 class PointLooked(Looked):
-    """A position in a restore point: its first `chunks`. `wrong`: the first fault in words, or None."""
+    """A position in a restore point: its first `chunks`. `wrong`: the first fault in words, or None. `disks`: the numbers
+    of the disks that are damaged; none, where the manifest is."""
 
     chunks: int = 0
     wrong: str | None = None
+    disks: tuple[int, ...] = ()
 
 
 def verify_repository(repository: Repository, *, threads: int | None = None) -> Report:
@@ -282,9 +285,10 @@ class _Looking:
                 self.now = replace(self.now, chunks=chunks, bytes_read=bytes_read)
                 self._say(self.now)
 
-    def is_wrong(self, why: str, pack: str | None) -> None:
+    def is_wrong(self, why: str, pack: str | None, disks: Iterable[int]) -> None:
         with self._lock:
-            self.now = replace(self.now, wrong=self.now.wrong or why)
+            damaged = tuple(sorted({*self.now.disks, *disks}))
+            self.now = replace(self.now, wrong=self.now.wrong or why, disks=damaged)
             if pack is not None:
                 self.now.broken.setdefault(pack, why)
 
@@ -304,37 +308,44 @@ def verify_point(
     repository.refresh()
     looking = _Looking(since or PointLooked(), on_looked)
 
-    def read(name: bytes, how: Callable[[], object]) -> bool:
+    def read(name: bytes, how: Callable[[], object], disks: Iterable[int]) -> bool:
         try:
             how()
         except RepositoryDamaged as error:
             place = repository.place(name)
-            looking.is_wrong(error.detail, None if place is None else place.pack)
+            looking.is_wrong(error.detail, None if place is None else place.pack, disks)
             return False
         return True
 
-    def look(piece: tuple[int, tuple[bytes, int]], into: memoryview, _: memoryview) -> None:
-        number, (name, length) = piece
-        read(name, partial(repository.read_chunk, name, into[:length]))
+    def look(piece: tuple[int, tuple[int, bytes, int]], into: memoryview, _: memoryview) -> None:
+        number, (disk, name, length) = piece
+        read(name, partial(repository.read_chunk, name, into[:length]), [disk])
         looking.looked_at(number, length)
 
-    disks = repository.manifest(point_id, sha256).shown.disks
-    pages = {bytes.fromhex(page) for disk in disks for page in disk.pages}
-    whole = [read(page, partial(repository.read_page, page)) for page in pages]
-    # If a page is not whole, its chunks are not known.
-    if all(whole):
-        chunks = islice(enumerate(_chunks(repository, disks)), looking.now.chunks, None)
-        first_found(chunks, look, threads=default_threads(), stop=stop)
+    disks = dict(enumerate(repository.manifest(point_id, sha256).shown.disks))
+    of_page: dict[str, set[int]] = defaultdict(set)
+    for number, disk in disks.items():
+        for page in disk.pages:
+            of_page[page].add(number)
+    for page, numbers in of_page.items():
+        name = bytes.fromhex(page)
+        if not read(name, partial(repository.read_page, name), numbers):
+            # Which chunks they have is not known. Those of the other disks are numbered anew.
+            looking.now = replace(looking.now, chunks=0, bytes_read=0)
+            for number in numbers:
+                disks.pop(number, None)
+    chunks = islice(enumerate(_chunks(repository, disks)), looking.now.chunks, None)
+    first_found(chunks, look, threads=default_threads(), stop=stop)
     return looking.now
 
 
-def _chunks(repository: Repository, disks: tuple[DiskMap, ...]) -> Iterator[tuple[bytes, int]]:
-    """Name and length of the disks' chunks, in order: for each disk, each chunk that is not zeros once."""
+def _chunks(repository: Repository, disks: dict[int, DiskMap]) -> Iterator[tuple[int, bytes, int]]:
+    """The disk's number, name and length of the disks' chunks, in order: for each disk, each chunk that is not zeros once."""
     import numpy as np
 
-    for disk in disks:
+    for number, disk in disks.items():
         names = repository.chunk_names(disk)
         first = np.sort(np.unique(np.frombuffer(names, f"S{NAME_BYTES}"), return_index=True)[1])
         for at in first.tolist():
             if (name := names[at * NAME_BYTES : (at + 1) * NAME_BYTES]) != NONE:
-                yield name, min(CHUNK_BYTES, disk.size_bytes - at * CHUNK_BYTES)
+                yield number, name, min(CHUNK_BYTES, disk.size_bytes - at * CHUNK_BYTES)

@@ -240,7 +240,7 @@ def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
                 on_looked=looked,
             )
         except (BackupNotFound, RepositoryDamaged) as error:
-            found = replace(since, wrong=error.detail)
+            found = replace(since, wrong=error.detail, disks=())
     marks.say(found)
 
 
