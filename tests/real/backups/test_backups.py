@@ -210,6 +210,22 @@ def test_a_guest_that_runs_without_an_agent_is_backed_up_as_after_a_crash(
     assert (ledger.all(), domain.listAllCheckpoints(0), jobs.running(domain)) == ([], [], None)
 
 
+@pytest.mark.timeout(120)
+def test_a_guest_that_ends_while_it_is_read_is_the_reason(connection: Connection, sources: Sources, name: str) -> None:
+    """The run said that a firewall may be in the way of its disks."""
+    domain = connection.use().lookupByName(name)
+    domain.create()
+
+    def read() -> None:
+        with sources.open(asked(name)):
+            domain.destroy()
+            raise SourceReadFailed("disk vda: the NBD server is not to be reached", hint="does a firewall let it be reached?")
+
+    with pytest.raises(SourceReadFailed, match=f"the backup job of {name} ended while") as caught:
+        read()
+    assert "the guest was shut down" in (caught.value.hint or "")
+
+
 def test_another_backup_of_the_guest_is_waited_for_or_left_alone(
     connection: Connection, sources: Sources, name: str, tmp_path: Path
 ) -> None:

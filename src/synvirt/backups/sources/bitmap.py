@@ -92,23 +92,27 @@ class ByJob:
                         hint="the guest was shut down, or somebody ended the job: start the run again",
                     )
 
-            yield Guest(
-                vm_id=vm_id,
-                name=name,
-                domain_xml=xml,
-                nvram=domain_parts.nvram(root, self._tpm_folder()),
-                tpm=domain_parts.tpm(root, self._tpm_folder()),
-                disks=tuple(_disks(root, begun, made.name if tracked else None, base)),
-                check_unchanged=check_unchanged,
-                way="bitmap" if tracked else "scan",
-                consistency=moment.consistency,
-                quiesced=moment.quiesced,
-                freeze_ms=moment.freeze_ms,
-                moment=made.name,
-                base=base,
-                keep_marks=keeping.keep,
-                marks_kept=keeping.commit,
-            )
+            try:
+                yield Guest(
+                    vm_id=vm_id,
+                    name=name,
+                    domain_xml=xml,
+                    nvram=domain_parts.nvram(root, self._tpm_folder()),
+                    tpm=domain_parts.tpm(root, self._tpm_folder()),
+                    disks=tuple(_disks(root, begun, made.name if tracked else None, base)),
+                    check_unchanged=check_unchanged,
+                    way="bitmap" if tracked else "scan",
+                    consistency=moment.consistency,
+                    quiesced=moment.quiesced,
+                    freeze_ms=moment.freeze_ms,
+                    moment=made.name,
+                    base=base,
+                    keep_marks=keeping.keep,
+                    marks_kept=keeping.commit,
+                )
+            except SourceReadFailed:
+                check_unchanged()  # a guest that was shut down meanwhile is the reason, and no server or firewall
+                raise
 
     def _ready(self, least_bytes: int) -> Path:
         """Makes the folder, in which QEMU's user may write, and checks its free space."""
