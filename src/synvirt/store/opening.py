@@ -88,6 +88,20 @@ class Connections:
             with connection.begin():
                 yield connection
 
+    @contextmanager
+    def unhurried(self) -> Iterator[Connection]:
+        """As `writing`, and on PostgreSQL a statement may take any time: a host makes new tables of all rows; others wait."""
+        with self.writing() as connection:
+            if self._rest:
+                yield connection
+                return
+            driver: Any = connection.connection.driver_connection
+            driver.answer_s = None
+            try:
+                yield connection
+            finally:
+                del driver.answer_s  # the limit of all counts again
+
     def close(self) -> None:
         """What is in a transaction is closed at its end."""
         self._rest = False
@@ -110,7 +124,7 @@ def opened(url: str) -> Engine:
         postgresql = create_engine(
             parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=POSTGRESQL_LIMITS
         )
-        event.listen(postgresql, "do_connect", _in_utf8)
+        event.listen(postgresql, "do_connect", _answering_in_utf8)
         return postgresql
     _for_its_user_alone(parsed.database)
     engine = create_engine(parsed.set(drivername="sqlite+synvirt"), connect_args={"timeout": BUSY_TIMEOUT_S})
@@ -140,9 +154,11 @@ def _for_its_user_alone(database: str | None) -> None:
             Path(f"{database}{suffix}").chmod(0o600)
 
 
-def _in_utf8(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> Any:
+def _answering_in_utf8(_dialect: Dialect, _record: Any, arguments: Any, options: Any) -> Any:
     """A connection, if its database can store our texts: one in SQL_ASCII gives bytes for texts. BadRequest."""
-    connection = dialect.connect(*arguments, **options)
+    from synvirt.store.answering import Answering  # loads libpq, which a store on SQLite does not need
+
+    connection = Answering.connect(*arguments, **options)
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         connection.close()

@@ -131,7 +131,7 @@ class Store:
         self._fence: Fence | None = None
         self._adding = threading.Lock()
         try:
-            with self._connections.writing() as connection:
+            with self._connections.unhurried() as connection:
                 # The hosts of a fleet may start together. One of them upgrades, and the others wait.
                 one_at_a_time(connection, UPGRADE_LOCK)
                 upgrade(connection)
