@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from synvirt.settings import DirectorySetting, RbdSetting, Settings, ZfsSetting
 from synvirt.settings.data_dir import prepare_data_dir
 from synvirt.sizes import sized
 from synvirt.store import Store
+from synvirt.store.opening import POSTGRESQL_LIMITS
 from synvirt.store.tables import backups, ledger, memory, migrations, rehearsals, wave_members, waves
 from synvirt.store.wave_hooks import SealedHook
 from synvirt.store.waves import NewWave
@@ -290,10 +292,13 @@ def test_a_key_of_another_length_is_no_key(tmp_path: Path) -> None:
     assert "5 bytes" in finding("migrator.key", settings).detail
 
 
-@pytest.mark.parametrize("url", ["", "postgresql://nobody@127.0.0.1:1/none"])
-def test_a_store_that_cannot_be_opened_is_reported(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("url", ["", "postgresql://nobody@127.0.0.1:1/none", "postgresql://nobody@127.0.0.1:{silent}/none"])
+def test_a_store_that_cannot_be_opened_is_reported(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "migrator.db").write_bytes(b"this is no database, and long enough to be looked at " * 100)
-    one = finding("store", Settings(data_dir=tmp_path, database_url=url))
+    monkeypatch.setitem(POSTGRESQL_LIMITS, "connect_timeout", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        named = url.format(silent=silent.getsockname()[1])
+        one = finding("store", Settings(data_dir=tmp_path, database_url=named))
     assert not one.found
     assert "cannot be opened" in one.detail
 

@@ -121,6 +121,8 @@ def _opened(settings: Settings) -> Iterator["Database | None"]:
     start. Missing."""
     import sqlalchemy
 
+    from synvirt.store.opening import opened
+
     url = sqlalchemy.make_url(settings.store_url)
     if url.get_backend_name() == "sqlite":
         path = Path(str(url.database))
@@ -128,9 +130,9 @@ def _opened(settings: Settings) -> Iterator["Database | None"]:
             yield None
             return
         url = url.set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})
-    else:
-        url = url.set(drivername="postgresql+psycopg")
-    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    else:  # with the service's own limits: a server that hangs is waited for as long as they say
+        engine = opened(settings.store_url)
     try:
         with engine.connect() as connection:
             yield connection
