@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import event, update
 
 from synvirt.backups import runs
 from synvirt.backups.jobs import Jobs, due
@@ -18,6 +19,7 @@ from synvirt.backups.schedule import Schedule, next_time
 from synvirt.backups.scheduling import looking, running
 from synvirt.errors import PersistFailed
 from synvirt.store.backups import Row
+from synvirt.store.tables import backups
 from tests.backups.house import House, disk_content
 from tests.running.processes import until
 
@@ -175,6 +177,41 @@ def test_a_kill_between_run_and_time_is_not_possible(house: House, monkeypatch: 
     assert (house.backups.job(job.id).last_run_id, house.backups.job(job.id).next_run_at) == (None, job.next_run_at)
     assert _runs(house) == []
     assert len(house.backups.run_due(job.next_run_at)) == 1
+
+
+def test_a_look_asks_the_store_once_for_the_runs_of_all_jobs(house: House) -> None:
+    """Each ten seconds, with all that begins a run waiting for it: one question for each of 500 jobs took seconds."""
+
+    def statements_of_a_look() -> int:
+        seen: list[object] = []
+
+        def listen(*about: object) -> None:
+            seen.append(about)
+
+        event.listen(house.store._engine, "before_cursor_execute", listen)
+        assert house.backups.run_due(START) == []
+        event.remove(house.store._engine, "before_cursor_execute", listen)
+        return len(seen)
+
+    repository = house.repository()
+    few = 0
+    for number in range(4):
+        job = house.job("web", repository=repository)
+        house.run(house.backups.change_job(job.id, BackupJobChange(schedule="0 2 * * *")))
+        few = few or statements_of_a_look()
+        assert number == 0 or statements_of_a_look() == few
+
+
+def test_a_job_whose_last_run_cannot_be_read_is_left_alone_and_the_others_are_not(house: House) -> None:
+    """It may be running, by a later version of the service."""
+    run = house.run(_scheduled(house))
+    other = house.job("web", repository=run.repository_id)
+    second = house.backups.change_job(other.id, BackupJobChange(schedule="0 2 * * *"))
+    with house.store._writing() as db:
+        db.execute(update(backups).where(backups.c.id == str(run.id)).values(version="9.0"))
+    assert second.next_run_at is not None
+    begun = house.backups.run_due(second.next_run_at)
+    assert [one.job_id for one in begun] == [second.id]
 
 
 def test_a_clock_that_was_years_ahead_does_not_silence_a_job(house: House) -> None:

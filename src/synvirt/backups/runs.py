@@ -15,7 +15,7 @@ away (`while_something_is_away`), or the store.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -42,7 +42,7 @@ from synvirt.repeating import pause_after
 from synvirt.sizes import sized
 from synvirt.store import Event
 from synvirt.store.backups import BackupRows, Key, Row
-from synvirt.store.documents import parsed, readable
+from synvirt.store.documents import Unreadable, parsed, readable
 from synvirt.store.ledger import Owner
 from synvirt.store.store import StoreAway
 
@@ -188,6 +188,16 @@ class Runs:
     def get(self, run_id: UUID) -> BackupRun:
         """BackupNotFound."""
         return self._with_figures(parsed(BackupRun, self._rows.get("run", run_id, host=self._host)))
+
+    def as_stored(self, run_ids: Collection[UUID]) -> dict[UUID, BackupRun | Unreadable]:
+        """Those of these runs that there are, by id, as they were stored last; or why one cannot be read."""
+        found: dict[UUID, BackupRun | Unreadable] = {}
+        for run_id, (text, version) in self._rows.several("run", run_ids, host=self._host).items():
+            try:
+                found[run_id] = parsed(BackupRun, text, version)
+            except Unreadable as error:
+                found[run_id] = error
+        return found
 
     def not_ended(self) -> list[BackupRun]:
         """Runs that have not ended, oldest first."""

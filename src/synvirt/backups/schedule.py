@@ -4,6 +4,7 @@ UTC, like retention's days: in local time, one hour of the year comes twice, and
 """
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated
 
 from cronsim import CronSim, CronSimError
@@ -37,6 +38,7 @@ def _checked(text: str) -> str:
 Schedule = Annotated[str, StringConstraints(min_length=1, max_length=100), AfterValidator(_checked)]
 
 
+@lru_cache(4096)  # each look asks for all jobs, and to find it takes a millisecond
 def next_time(schedule: str, after: datetime) -> datetime:
     """The first time after that moment."""
     return next(CronSim(_NAMED.get(schedule, schedule).upper(), after.astimezone(UTC)))

@@ -350,18 +350,18 @@ class Backups:
             _log.warning("old runs cannot be removed now", cause=error.detail)
 
     def run_due(self, moment: datetime) -> list[BackupRun]:
-        """Runs the jobs whose time has come. A run is written together with the note that its time is done: so none runs
-        twice."""
+        """Runs the jobs whose time has come. A run is written with the note that its time is done: so none runs twice."""
         begun = []
         with self.runs.lock:
-            for known in self._jobs.all():
+            jobs = self._jobs.all()
+            last_runs = self.runs.as_stored([job.last_run_id for job in jobs if job.schedule and job.last_run_id])
+            for known in jobs:
                 job = of_jobs.righted(known, moment)
                 if not self._held.isdisjoint({job.id, job.repository_id}):
                     continue  # its time stays: it begins at a later look
-                try:
-                    last = None if job.last_run_id is None else self.runs.get(job.last_run_id)
-                except Unreadable as error:
-                    _log.warning("a backup job is left alone", job=str(job.id), cause=error.detail)
+                last = None if job.last_run_id is None else last_runs.get(job.last_run_id)
+                if isinstance(last, Unreadable):
+                    _log.warning("a backup job is left alone", job=str(job.id), cause=last.detail)
                     continue
                 trigger = of_jobs.due(job, last, moment)
                 if trigger is not None:

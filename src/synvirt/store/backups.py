@@ -1,6 +1,6 @@
 """Queries about backups, in the store's transactions: documents by kind. `synvirt.backups.model` knows their content."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -148,6 +148,14 @@ class BackupRows:
             raise not_listed(_NOUNS.get(kind, f"backup {kind}"), id_, BackupNotFound)
         check_version(kind, row.version)
         return str(row.document)
+
+    def several(self, kind: Kind, ids: Collection[UUID], *, host: str) -> dict[UUID, tuple[str, str]]:
+        """Those of these documents that there are, by id, each with its version."""
+        columns = (backups.c.id, backups.c.document, backups.c.version)
+        chosen = (backups.c.id.in_(map(str, ids)), backups.c.host == host, backups.c.kind == kind)
+        with self._reading() as db:
+            found = db.execute(select(*columns).where(*chosen)).all() if ids else []
+        return {UUID(row.id): (row.document, row.version) for row in found}
 
     def page(
         self, kind: Kind, *, host: str, limit: int, cursor: int | None = None, only: Fields | None = None
