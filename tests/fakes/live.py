@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, VmNotFound
@@ -47,13 +47,16 @@ class FakePlatform:
             state.setdefault("faults", {})
             state.setdefault("supports_warm", True)
 
-    def add_vm(self, vm_id: str, disks: Mapping[str, Content], *, family: str = "linux", cbt: bool = True) -> None:
+    def add_vm(
+        self, vm_id: str, disks: Mapping[str, Content], *, family: str = "linux", cbt: bool = True, uuid: UUID | None = None
+    ) -> None:
         with self._state() as state:
             state["vms"][vm_id] = {
                 "power": "on",
                 "starts": 1,
                 "powered": [],
                 "family": family,
+                "uuid": uuid and str(uuid),
                 "cbt": cbt,
                 "cbt_enabled": False,
                 "cbt_epoch": str(uuid4()),
@@ -238,6 +241,7 @@ class FakeAdapter:
         return VmManifest(
             vm_id=vm_id,
             name=vm_id,
+            uuid=vm["uuid"],
             power_state=vm["power"],
             memory_bytes=512 << 20,
             guest_os=GuestOs(family=vm["family"]),

@@ -248,8 +248,9 @@ class AtWork:
             exports=self.called.exports,
         )
         self.migration: Any = SimpleNamespace(
-            plan=SimpleNamespace(source_ref=SimpleNamespace(kind=kind, vm_id="vm-1")), retry_of=None
+            plan=SimpleNamespace(source_ref=SimpleNamespace(kind=kind, vm_id="vm-1")), retry_of=None, manifest=None
         )
+        self.vm_id = "vm-1"
 
     async def in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
         return call(*arguments)
@@ -264,7 +265,10 @@ class AtWork:
         async def power_on(*arguments: object) -> None:
             self.called.power_on(*arguments)
 
-        yield SimpleNamespace(cleanup=cleanup, power_on=power_on)
+        async def inspect(*arguments: object) -> None:
+            self.called.inspect(*arguments)
+
+        yield SimpleNamespace(cleanup=cleanup, power_on=power_on, inspect=inspect)
 
 
 @pytest.mark.parametrize(
@@ -311,10 +315,13 @@ def test_who_cancels_does_not_wait_long_for_a_log_in(kind: str, is_cancelled: bo
 
 
 @pytest.mark.parametrize("may_go_off", [False, True])
+@pytest.mark.parametrize("vm_id", ["vm-1", str(UUID(int=7))])
 def test_a_source_that_may_still_go_off_is_powered_on_and_stays_noted(
-    monkeypatch: pytest.MonkeyPatch, may_go_off: bool
+    monkeypatch: pytest.MonkeyPatch, may_go_off: bool, vm_id: str
 ) -> None:
+    """It is inspected before only where its id may be another machine's by now."""
     job: Any = AtWork()
+    job.vm_id = vm_id
     monkeypatch.setattr(source_vm, "may_go_off", lambda _: may_go_off)
 
     async def undone() -> None:
@@ -322,7 +329,8 @@ def test_a_source_that_may_still_go_off_is_powered_on_and_stays_noted(
 
     with pytest.raises(SourceUnreachable) if may_go_off else nullcontext():
         asyncio.run(undone())
-    assert job.called.mock_calls == [call.session(None), call.power_on("vm-1")]
+    looks = [call.inspect(vm_id)] if vm_id == "vm-1" else []
+    assert job.called.mock_calls == [call.session(None), *looks, call.power_on(vm_id)]
 
 
 @pytest.mark.parametrize("error", [Cancelled(), Internal("it broke")])

@@ -21,6 +21,7 @@ from synvirt.fleet.model import Member, MemberState, Wave
 from synvirt.fleet.seeing import Seen
 from synvirt.migrations.memory import JobMemory, noting
 from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.source_vm import refuse_another
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, State
 from synvirt.model.values import now
@@ -216,7 +217,7 @@ class HostSide:
         try:
             async with asyncio.timeout(POWER_ON_S):
                 await adapter.connect()
-                await adapter.inspect(vm_id)
+                refuse_another(job.manifest, await adapter.inspect(vm_id))
             await asyncio.to_thread(self._stop_here, job)  # in its own time, as the limit is the source's
             async with asyncio.timeout(POWER_ON_S):
                 await adapter.power_on(vm_id)

@@ -174,7 +174,7 @@ async def _sweep_tracking(job: Job, _name: str) -> None:
 
 
 async def _sweep_source_power(job: Job, _name: str) -> None:
-    await _at_source(job, lambda adapter, vm_id: adapter.power_on(vm_id))
+    await _at_source(job, lambda adapter, _: source_vm.power_on(job, adapter))
     if await job.in_thread(source_vm.may_go_off, job):
         raise SourceUnreachable(
             "the guest was asked to shut down, and may still do so by itself",

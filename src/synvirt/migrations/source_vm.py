@@ -13,12 +13,14 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import Conflict, PersistFailed, SourceUnreachable, SynvirtError, from_code
+from synvirt.errors import Conflict, PersistFailed, SourceUnreachable, SynvirtError, VmNotFound, from_code
 from synvirt.live import GuestStaysOn, LiveAdapter, SwitchesTracking
+from synvirt.machines.texts import uuid_of
 from synvirt.migrations.job import Job
 from synvirt.migrations.memory import JobMemory
 from synvirt.migrations.patience import patiently
 from synvirt.migrations.planning.left_off import is_left_off
+from synvirt.model.machine import VmManifest
 from synvirt.model.values import now
 from synvirt.store import LedgerEntry
 from synvirt.store.tables import OWED_KINDS
@@ -43,11 +45,45 @@ class SourceAwake(Conflict):
     """The source is on, though this job has shut it down."""
 
 
+def refuse_another(before: VmManifest | None, present: VmManifest) -> None:
+    """VmNotFound, if the id is another machine's by now: Proxmox VE gives the number of a VM that was removed to the next one
+    that is made. It must be neither copied under the old one's name, nor powered off or on. `before`: the job's machine. An id
+    that is a UUID is no second machine's."""
+    if before is None or _is_its_own(present.vm_id):
+        return
+    if None in (before.uuid, present.uuid) or before.uuid == present.uuid:
+        return
+    raise VmNotFound(
+        f"{present.vm_id} is another machine now: {present.name} of UUID {present.uuid}, and not {before.name} of UUID "
+        f"{before.uuid}",
+        hint="was it removed, and its id given to a new VM? Submit a new plan of the machine that is to be moved",
+    )
+
+
+async def inspected(job: Job, adapter: LiveAdapter) -> VmManifest:
+    """The source VM as it is now. VmNotFound, where it is gone, or another machine has its id."""
+    present = await adapter.inspect(job.vm_id)
+    refuse_another(job.migration.manifest, present)
+    return present
+
+
+def _is_its_own(vm_id: str) -> bool:
+    return uuid_of(vm_id) is not None
+
+
+async def power_on(job: Job, adapter: LiveAdapter) -> None:
+    """Powers the source on, unless it is another machine by now (VmNotFound). It is inspected only where it may be: its owner
+    wants it on, also if the platform describes it no more."""
+    if not _is_its_own(job.vm_id):
+        await inspected(job, adapter)
+    await adapter.power_on(job.vm_id)
+
+
 async def seen(job: Job) -> tuple[str, str]:
     """The source's power state, never unknown, and its last start."""
 
     async def ask(adapter: LiveAdapter) -> tuple[str, str]:
-        state = (await adapter.inspect(job.vm_id)).power_state
+        state = (await inspected(job, adapter)).power_state
         if state == "unknown":
             raise SourceUnreachable(
                 f"the source does not say whether {job.manifest.name} is on",
@@ -65,7 +101,7 @@ async def take_up_power(job: Job) -> None:
     if not await job.in_thread(is_left_off, job.rooms.store, job.migration, job.vm_id):
         return
     if job.is_warm:
-        await at_source(job, lambda adapter: adapter.power_on(job.vm_id))
+        await at_source(job, lambda adapter: power_on(job, adapter))
     else:
         await job.record("source_power", job.vm_id)
 
@@ -205,6 +241,7 @@ async def settle(job: Job, entry: LedgerEntry) -> None:
 async def _settled(job: Job, adapter: LiveAdapter, entry: LedgerEntry) -> None:
     match entry.kind:
         case "mark":
+            await inspected(job, adapter)
             await adapter.mark(job.vm_id, f"migrated to {job.migration.name} ({job.id})")
         case "tracking":
             await track_no_more(adapter, entry.name)

@@ -71,6 +71,7 @@ async def queued(job: Job) -> Facts:
     refuse_critical(job.migration.plan, manifest)
     disks = _chosen_disks(job, manifest)
     if taken_up:
+        source_vm.refuse_another(job.manifest, manifest)
         disks = with_kept_volumes(job, disks, manifest)
     plan, rooms = job.migration.plan, job.rooms
     destination = plan.target.destination or next(iter(rooms.destinations))

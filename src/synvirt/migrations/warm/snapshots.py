@@ -6,7 +6,7 @@ from synvirt.errors import CbtUnsupported, Conflict, SnapshotFailed
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
 from synvirt.migrations.job import Job, named
 from synvirt.migrations.patience import SnapshotNotMade
-from synvirt.migrations.source_vm import SourceAwake, at_source
+from synvirt.migrations.source_vm import SourceAwake, at_source, inspected
 from synvirt.model.kinds import Mode
 from synvirt.model.machine import VmManifest
 from synvirt.model.values import now
@@ -60,7 +60,7 @@ async def snapshot_of(job: Job, number: int, kind: Kind) -> SnapshotRef:
 
     async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest, str]:
         made = await adapter.snapshot(job.vm_id, name, keys)
-        return made, await adapter.inspect(job.vm_id), await adapter.last_start(job.vm_id) if off else ""
+        return made, await inspected(job, adapter), await adapter.last_start(job.vm_id) if off else ""
 
     at = now()
     try:
