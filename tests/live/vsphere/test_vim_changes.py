@@ -136,10 +136,11 @@ def test_a_tracking_that_began_again_is_not_asked(present: str | None, since: st
 
 @pytest.mark.parametrize(
     ("present", "since", "is_known"),
-    [("a/10", "a/9", True), ("a/9", "a/9", True), ("a/9", "a/10", False), ("a/b", "a/1", False)],
+    [("a/10", "a/9", True), ("a/9", "a/9", False), ("a/9", "a/10", False), ("a/b", "a/1", False)],
 )
 def test_a_disk_that_has_gone_back_is_not_asked(present: str, since: str, is_known: bool) -> None:
-    """A VM that was reverted to a snapshot: what it lost since is no write, and no host lists it as changed."""
+    """A VM that was reverted to a snapshot: what it lost since is no write, and no host lists it as changed. If one pass came
+    between that snapshot and the revert, the next pass has the same number."""
     host: Any = Host([(10, 5)], [], since)
     disk = SimpleNamespace(key=KEY, capacityInBytes=SIZE, backing=SimpleNamespace(changeId=present))
     if is_known:

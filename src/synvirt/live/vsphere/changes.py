@@ -4,7 +4,7 @@
 
 VMware's «Virtual Disk Development Kit Programming Guide», chapter on changed block tracking. A change id is `<uuid>/<number>`:
 another uuid means that the host began its tracking again, and its answers about older ids cannot be trusted. Neither can those
-about an id with a higher number than the snapshot's own: the disk has gone back since.
+about an id whose number is not lower than the snapshot's own: each snapshot results in a new id, so the disk has gone back.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -256,7 +256,7 @@ def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since:
             f"disk {disk.key} of {vm_id}: the host restarted its change tracking since {since}",
             hint="the whole disk is compared once; a host that crashed, or a snapshot that was reverted, does this",
         )
-    if _number(present) < _number(since):
+    if _number(present) <= _number(since):
         raise CbtReset(
             f"disk {disk.key} of {vm_id}: its change tracking has gone back from {since} to {present}",
             hint="the whole disk is compared once; a VM that was reverted to a snapshot does this",
