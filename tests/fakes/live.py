@@ -19,7 +19,7 @@ from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live import About, SnapshotRef, VmRow, refuse_power_off
 from synvirt.model.kinds import LiveKind
-from synvirt.model.machine import Disk, GuestOs, Nic, VmManifest
+from synvirt.model.machine import Disk, GuestOs, VmManifest
 from synvirt.model.plan import Shutdown
 from synvirt.sizes import KIB
 from tests.fakes.contents import Content, fill, size_of
@@ -57,6 +57,7 @@ class FakePlatform:
                 "powered": [],
                 "family": family,
                 "uuid": uuid and str(uuid),
+                "hardware": {},
                 "cbt": cbt,
                 "cbt_enabled": False,
                 "cbt_epoch": str(uuid4()),
@@ -120,6 +121,11 @@ class FakePlatform:
             if content is not None:
                 state["vms"][vm_id]["sizes"][key] = len(content)
                 self.disk_path(vm_id, key).write_bytes(content)
+
+    def reconfigure(self, vm_id: str, **hardware: Any) -> None:
+        """Its owner gives the VM other processors, memory or cards: fields of its manifest."""
+        with self._state() as state:
+            state["vms"][vm_id]["hardware"] = hardware
 
     def power(self, vm_id: str, power: str) -> None:
         with self._state() as state:
@@ -238,12 +244,14 @@ class FakeAdapter:
     async def inspect(self, vm_id: str) -> VmManifest:
         self._faults()
         vm = self.platform.vm(vm_id)
+        cards = [{"key": "nic-0", "mac": f"52:54:00:00:00:{self.platform.vm_ids().index(vm_id) + 1:02x}"}]
+        hardware = {"memory_bytes": 512 << 20, "nics": cards, **vm["hardware"]}
         return VmManifest(
             vm_id=vm_id,
             name=vm_id,
             uuid=vm["uuid"],
             power_state=vm["power"],
-            memory_bytes=512 << 20,
+            **hardware,
             guest_os=GuestOs(family=vm["family"]),
             cbt_available=vm["cbt"],
             cbt_reason=None if vm["cbt"] else "its disks cannot hold bitmaps",
@@ -251,7 +259,6 @@ class FakeAdapter:
                 Disk(key=key, label=key, capacity_bytes=size, boot_order=number + 1, cbt_enabled=vm["cbt_enabled"])
                 for number, (key, size) in enumerate(vm["sizes"].items())
             ),
-            nics=(Nic(key="nic-0", mac=f"52:54:00:00:00:{self.platform.vm_ids().index(vm_id) + 1:02x}"),),
         )
 
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:

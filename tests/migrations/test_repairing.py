@@ -357,6 +357,16 @@ def test_a_vm_that_is_on_again_is_not_what_was_copied(house: House) -> None:
     assert house.platform.vm(VM)["snapshots"] == {}
 
 
+def test_a_vm_that_was_reconfigured_since_is_repaired_from(house: House) -> None:
+    """The guest here keeps its hardware, and its name is no reason against the repair."""
+    house.platform.add_vm(VM, {DISK: content()})
+    job = moved(house, live_plan("Cold", target={"start": False}))
+    flip(house.volume(job), [7])
+    house.platform.reconfigure(VM, cpu_count=4)
+    ended = repaired(house, job)
+    assert (ended.state, found(ended), ended.manifest) == (State.COMPLETED, {0}, job.manifest), ended.last_error
+
+
 def test_a_host_without_receipts_says_so(house: House) -> None:
     job = moved(house)
     receipts: Receipts | None = house.rooms.receipts

@@ -1,6 +1,7 @@
 """The guest lands: its name is claimed, its domain is defined and started, and it boots; if needed from another bus. asyncio.
 
     claim (Queued)      the job claims what two guests here may not share, or Conflict, before anything is copied
+    follow (each pass)  the guest gets the processors, memory and cards that its source has by now
     land (Starting)     rung ─▶ define ─▶ start ─▶ wait for a sign of life
                          ▲                            │ none, and another bus may help
                          └─── the next of the ladder ◀┘
@@ -27,7 +28,7 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import LATER_S, at_source
 from synvirt.model.job import BootAttempt, Domain, Migration
 from synvirt.model.kinds import State
-from synvirt.model.machine import DiskBus
+from synvirt.model.machine import DiskBus, VmManifest
 from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
@@ -47,13 +48,28 @@ def machine_of(job: Migration) -> Machine:
     )
 
 
-async def claim(job: Job) -> None:
-    """Claims the guest's name and ids. Conflict, when another job or a domain here has one. The claim comes before the look, so
-    that of two jobs one sees the other."""
-    draft = await job.in_thread(job.rooms.hypervisor.domain_xml, machine_of(job.migration), [])
+async def claim(job: Job, planned: Migration | None = None) -> None:
+    """Claims the name and ids of the guest that the job has `planned` (None: as it is). Conflict, when another job or a domain
+    here has one. The claim comes before the look, so that of two jobs one sees the other."""
+    draft = await job.in_thread(job.rooms.hypervisor.domain_xml, machine_of(planned or job.migration), [])
     identity = identity_of(draft.xml)
     await job.in_thread(job.rooms.store.claim, job.id, identity.claims, hint=CLAIMED_HINT)
     await job.in_thread(job.rooms.hypervisor.check_free, identity)
+
+
+async def follow(job: Job, present: VmManifest) -> None:
+    """Takes over the processors, memory and network cards that the source has now: a job may be held for weeks, and its owner
+    changes them meanwhile. Other facts stay: a guest that is off does not say its system or addresses. Conflict, as `claim`."""
+    before = job.manifest
+    addresses = {card.mac: card.ip_addresses for card in before.nics}
+    cards = [card.model_copy(update={"ip_addresses": addresses.get(card.mac, card.ip_addresses)}) for card in present.nics]
+    sizes = {name: getattr(present, name) for name in ("cpu_count", "cores_per_socket", "memory_bytes")}
+    after = before.model_copy(update={**sizes, "nics": tuple(cards)})
+    if after == before or job.migration.repair is not None:  # a repair makes no guest
+        return
+    log.info("the source was reconfigured", job=str(job.id), **sizes, cards=len(cards))
+    await claim(job, job.migration.model_copy(update={"manifest": after}))
+    await job.change(manifest=after)
 
 
 async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable[None]]) -> None:

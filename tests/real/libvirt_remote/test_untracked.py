@@ -1,6 +1,7 @@
 """Disks and domains of a real libvirt host that cannot be tracked, or that only seem so."""
 
 import asyncio
+import re
 import subprocess
 from typing import Any
 from uuid import uuid4
@@ -172,4 +173,18 @@ def test_disks_that_change_places_between_passes_are_no_trap(host: LibvirtLab) -
         job.read(2, since=1)
     job.read(2, since=None)
     assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
+def test_a_guest_that_is_off_has_the_memory_of_its_configuration_also_while_it_is_read(host: LibvirtLab, domain: Any) -> None:
+    """libvirt reports all that it may get, as no system in it has a balloon."""
+    domain.destroy()
+    xml = domain.XMLDesc(0).replace("<memballoon model='none'/>", "<memballoon model='virtio'/>")
+    present = re.sub("(<currentMemory unit='KiB'>)[0-9]+", r"\g<1>32768", xml)
+    host.connection.defineXML(present)
+    before = inspected(host, domain).memory_bytes
+    job = OneJob(host, domain)
+    job.begin(1)
+    assert domain.isActive()
+    assert (before, inspected(host, domain).memory_bytes) == (32 * MIB, 32 * MIB)
     job.clean()

@@ -198,7 +198,7 @@ class LibvirtRemote:
 
     def _inspect(self, domain: Any) -> VmManifest:
         with reading(self._host.name, f"for {domain.name()[:60]}"):
-            root = domains.described(domain)
+            root = domains.machine_described(domain)
             return manifest(root, domains.seen(domain, root, too_old=self._too_old(), unreadable=self._unreadable()))
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:

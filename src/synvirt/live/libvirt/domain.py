@@ -344,6 +344,12 @@ def described(domain: Any) -> Element:
     return parse(domain.XMLDesc(0))
 
 
+def machine_described(domain: Any) -> Element:
+    """The same; of one that is only started to be read, which counts as off, its configuration: no system in it has a balloon,
+    so libvirt reports all of `memory` as present."""
+    return parse(domain.XMLDesc(library().VIR_DOMAIN_XML_INACTIVE if power_state(domain) == "off" else 0))
+
+
 def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | None) -> Seen:
     """The facts of a domain from libvirt and the agent beyond its XML. `too_old`, `unreadable`: what its host cannot do, as a
     reason."""

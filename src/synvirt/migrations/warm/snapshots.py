@@ -5,6 +5,7 @@ from typing import Literal
 from synvirt.errors import CbtUnsupported, Conflict, SnapshotFailed
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
 from synvirt.migrations.job import Job, named
+from synvirt.migrations.landing import follow
 from synvirt.migrations.patience import SnapshotNotMade
 from synvirt.migrations.source_vm import SourceAwake, at_source, inspected
 from synvirt.model.kinds import Mode
@@ -71,6 +72,7 @@ async def snapshot_of(job: Job, number: int, kind: Kind) -> SnapshotRef:
     refuse_other_disks(job, manifest)
     if off and manifest.power_state != "off":
         raise SourceAwake(f"the source {manifest.name} is {manifest.power_state} again, though it was shut down")
+    await follow(job, manifest)
     await job.note_of(number, snapshot=made, snapshot_at=at, downs=downs, last_start=start if off else None)
     return made
 
