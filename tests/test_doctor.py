@@ -297,8 +297,7 @@ def test_a_store_that_cannot_be_opened_is_reported(tmp_path: Path, url: str, mon
     (tmp_path / "migrator.db").write_bytes(b"this is no database, and long enough to be looked at " * 100)
     monkeypatch.setitem(POSTGRESQL_LIMITS, "connect_timeout", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        named = url.format(silent=silent.getsockname()[1])
-        one = finding("store", Settings(data_dir=tmp_path, database_url=named))
+        one = finding("store", Settings(data_dir=tmp_path, database_url=url.format(silent=silent.getsockname()[1])))
     assert not one.found
     assert "cannot be opened" in one.detail
 
