@@ -272,8 +272,8 @@ class World:
         async def nothing() -> None:
             self._check(cast("Any", None))
 
-        async def found(vm_id: str) -> None:
-            """It is there."""
+        async def found(vm_id: str) -> VmManifest:
+            return VmManifest(vm_id=vm_id, name=vm_id)
 
         async def power_on(vm_id: str) -> None:
             vm = self.vms[vm_id]
