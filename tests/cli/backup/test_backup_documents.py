@@ -11,8 +11,9 @@ from tests.cli.conftest import Run
 from tests.fakes.service import Service
 
 PAGE = Path(__file__).parents[3] / "docs/backup.md"
-# What the service of this test has not: a hypervisor, a run under way. Each refuses as it says.
+# What the service of this test has not: a hypervisor, a run under way, the key of a lost host. Each refuses as it says.
 REFUSED = {
+    "add-repository --existing": "SYNVIRT_RECOVERY_KEY",
     "restore --target new-domain": "E_BAK_",
     "boot-test": "E_BAK_BAD_REQUEST: this service has no hypervisor",
     "cancel": "E_BAK_CONFLICT",
