@@ -49,6 +49,8 @@ def test_a_file_system_that_no_disk_has_is_noted() -> None:
         "volume disk 1 at 1048576": "ext4 «root» 6F1C3C0A-3c5f-4b52-9f57-7d8f4d3f6a01, 1 of 2 bytes",
         "mount /": "UUID=6f1c3c0a-3c5f-4b52-9f57-7d8f4d3f6a01 ext4",
         "mount /srv": "LABEL=root ext4",
+        "volume disk 2": "xfs «old data» 0e, 1 of 2 bytes",
+        "mount /old": r"LABEL=old\040data xfs",
         "mount /boot/efi": "UUID=1A2B-3C4D vfat",
         "mount /home": "/dev/mapper/vg-home xfs",
         "mount /backup": "UUID=0c xfs optional",

@@ -26,6 +26,7 @@ _LVM_QEMU = re.compile(r"t10\.QEMU_+QEMU_HARDDISK_+(\S+)")
 # A mount that the guest waits for, of a file system whose number and label a fact «volume» has (guests/inside/superblocks.py).
 _BY_NUMBER = re.compile(r'(UUID|LABEL)="?([^"\s]+)"? (?:ext[234]|xfs|btrfs)')
 _QUOTED = {"UUID": "{}", "LABEL": "«{}»"}
+_SPACE = r"\040"  # fstab(5)
 # What libvirt takes, and SCSI carries; disks of other buses carry less.
 _SERIAL = re.compile(r"[A-Za-z0-9_.+-]{1,36}", re.ASCII)
 OTHER_SERIAL_CHARS, SCSI_SERIAL_CHARS = 20, 36
@@ -82,7 +83,10 @@ def _not_there(facts: Mapping[str, str]) -> Iterator[str]:
         return
     for fact, value in facts.items():
         mounted = _BY_NUMBER.fullmatch(value) if fact.startswith("mount ") else None
-        if mounted is not None and not any(_QUOTED[mounted[1]].format(mounted[2].lower()) in volume for volume in there):
+        if mounted is None:
+            continue
+        named = _QUOTED[mounted[1]].format(mounted[2].replace(_SPACE, " ").lower())
+        if not any(named in volume for volume in there):
             yield f"{mounted[1]}={mounted[2]}"
 
 
