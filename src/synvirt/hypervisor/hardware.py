@@ -116,7 +116,7 @@ def ladder(machine: Machine) -> tuple[DiskBus, ...]:
         disk.sector_bytes in _LARGE_SECTORS for disk in manifest.disks if disk.key not in machine.skipped
     ):
         rungs = tuple(bus for bus in LADDER if BUSES[bus].any_sectors)
-    if manifest.firmware == "uefi" and not (_by_ide(machine) and not manifest.secure_boot):
+    if manifest.firmware == "uefi" and (manifest.secure_boot or not _by_ide(machine)):
         rungs = tuple(bus for bus in rungs if bus != "ide") or ("sata",)
     return rungs
 

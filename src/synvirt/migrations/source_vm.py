@@ -47,9 +47,8 @@ class SourceAwake(Conflict):
 
 def refuse_another(before: VmManifest | None, present: VmManifest) -> None:
     """VmNotFound, if the id is another machine's by now: Proxmox VE gives the number of a VM that was removed to the next one
-    that is made. It must be neither copied under the old one's name, nor powered off or on. `before`: the job's machine. An id
-    that is a UUID is no second machine's."""
-    if before is None or _is_its_own(present.vm_id):
+    that is made. It must be neither copied under the old one's name, nor powered off or on. `before`: the job's machine."""
+    if before is None or _is_unique(present.vm_id):
         return
     if None in (before.uuid, present.uuid) or before.uuid == present.uuid:
         return
@@ -67,14 +66,15 @@ async def inspected(job: Job, adapter: LiveAdapter) -> VmManifest:
     return present
 
 
-def _is_its_own(vm_id: str) -> bool:
+def _is_unique(vm_id: str) -> bool:
+    """Whether no other machine can get the id: it is a UUID."""
     return uuid_of(vm_id) is not None
 
 
 async def power_on(job: Job, adapter: LiveAdapter) -> None:
     """Powers the source on, unless it is another machine by now (VmNotFound). It is inspected only where it may be: its owner
     wants it on, also if the platform describes it no more."""
-    if not _is_its_own(job.vm_id):
+    if not _is_unique(job.vm_id):
         await inspected(job, adapter)
     await adapter.power_on(job.vm_id)
 
