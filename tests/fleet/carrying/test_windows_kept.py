@@ -347,3 +347,17 @@ def test_a_member_whose_guest_is_on_a_lost_host_says_why_it_is_not_rolled_back(n
     night.until(made.id, lambda seen: seen.members[0].waits_for is None)
     assert seen.members[0].state is S.HEALTHY
     assert night.house.platform.vm("db")["power"] == "off"
+
+
+def test_a_member_is_not_rolled_back_to_another_machine_that_has_its_id(night: Night) -> None:
+    """The VM was removed since, and its number given to a new one: the guest runs on here."""
+    night.vms("db", uuid=UUID(int=1))
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    night.house.platform.remove_vm("db")
+    night.vms("db", uuid=UUID(int=2))
+    night.waves.roll_back(made.id, RollBackRequest())
+    seen = night.until(made.id, lambda seen: seen.members[0].waits_for is not None or seen.state is W.ROLLED_BACK)
+    assert "another machine" in (seen.members[0].waits_for or "")
+    assert len(night.house.hypervisor.domains) == 1
